@@ -1,0 +1,185 @@
+// Operator schemas and CPU implementations: tensors in, plain pointers on to the kernels. With library_cuda.cu the only
+// file that sees torch, and only its stable ABI.
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <atomic>
+#include <optional>
+#include <tuple>
+
+#include "ring/ring.h"
+
+namespace {
+
+using iecl_fast::Dtype;
+using iecl_fast::Matrix;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Tasks are handed out one by one, so that a thread which is slowed down does not hold up the others.
+void parallel_for(int64_t count, const std::function<void(int64_t)>& run) {
+  std::atomic<int64_t> next{0};
+  const int64_t threads = std::min<int64_t>(count, torch::stable::get_num_threads());
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin) {
+      for (int64_t task; (task = next.fetch_add(1)) < count;) run(task);
+    }
+  });
+}
+
+Matrix matrix(const Tensor& tensor, const char* name) {
+  STD_TORCH_CHECK(tensor.is_cpu() && tensor.dim() == 2, name, " has to be a matrix on the CPU");
+  Dtype dtype = Dtype::kFloat32;
+  if (tensor.scalar_type() == ScalarType::Half) {
+    dtype = Dtype::kFloat16;
+  } else if (tensor.scalar_type() == ScalarType::BFloat16) {
+    dtype = Dtype::kBFloat16;
+  } else {
+    STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Float, name, " has to be float32, float16 or bfloat16");
+  }
+  return {tensor.const_data_ptr(), dtype, tensor.size(0), tensor.size(1), tensor.stride(0), tensor.stride(1)};
+}
+
+template <class Element>
+const Element* array(const Tensor& tensor, ScalarType dtype, int64_t count, const char* name) {
+  STD_TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == dtype && tensor.is_contiguous() && tensor.numel() == count,
+                  name, " has the wrong device, dtype, layout or size");
+  return static_cast<const Element*>(tensor.const_data_ptr());
+}
+
+Tensor make(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
+  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()), dtype);
+}
+
+template <class Element>
+Element* data(Tensor& tensor) {
+  return static_cast<Element*>(tensor.mutable_data_ptr());
+}
+
+// ---- ring ------------------------------------------------------------------------------------------------------
+
+// ranks: lower and upper of all keys, then of all but the excluded one.
+iecl_fast::ring::Problem ring_problem(const Tensor& query, const Tensor& keys, const std::vector<int64_t>& ranks,
+                                      const std::optional<Tensor>& exclude) {
+  const Matrix queries = matrix(query, "query"), all_keys = matrix(keys, "keys");
+  STD_TORCH_CHECK(queries.columns == all_keys.columns, "query and keys have different numbers of channels");
+  STD_TORCH_CHECK(all_keys.rows < (int64_t{1} << 32) - 1, "more than 2^32 - 2 keys");
+  STD_TORCH_CHECK(ranks.size() == 4 && 0 <= ranks[0] && ranks[0] <= ranks[1] && ranks[1] <= all_keys.rows &&
+                      0 <= ranks[2] && ranks[2] <= ranks[3] && ranks[3] < std::max<int64_t>(all_keys.rows, 1),
+                  "ranks have to be two ascending pairs within the number of keys");
+  const int64_t* excluded = nullptr;
+  if (exclude.has_value()) {
+    excluded = array<int64_t>(*exclude, ScalarType::Long, queries.rows, "exclude");
+    for (int64_t row = 0; row < queries.rows; ++row) {
+      STD_TORCH_CHECK(excluded[row] >= -1 && excluded[row] < all_keys.rows, "exclude[", row, "] = ", excluded[row],
+                      " is not allowed: -1 for none, or 0 .. ", all_keys.rows - 1);
+    }
+  }
+  return {queries, all_keys, {ranks[0], ranks[1]}, {ranks[2], ranks[3]}, excluded};
+}
+
+std::tuple<Tensor, Tensor> ring_sample(const Tensor& query, const Tensor& keys, std::vector<int64_t> ranks,
+                                       const std::optional<Tensor>& exclude, const std::optional<Tensor>& positions,
+                                       bool with_indices) {
+  auto problem = ring_problem(query, keys, ranks, exclude);
+  const bool excluding = exclude.has_value();
+  const int64_t rows = problem.query.rows;
+  const int64_t size = excluding ? ranks[3] - ranks[2] : ranks[1] - ranks[0];
+  const int64_t count = positions.has_value() ? positions->size(1) : size;
+  Tensor similarities = make(query, {rows, count}, ScalarType::Float);
+  Tensor indices = make(query, {with_indices ? rows : 0, count}, ScalarType::Long);
+  int64_t* to_indices = with_indices ? data<int64_t>(indices) : nullptr;
+  if (positions.has_value()) {
+    const int64_t* wanted = array<int64_t>(*positions, ScalarType::Long, rows * count, "positions");
+    for (int64_t i = 0; i < rows * count; ++i) {
+      const auto range = problem.range(i / count);
+      STD_TORCH_CHECK(wanted[i] >= 0 && wanted[i] < range.upper - range.lower, "positions beyond the ring");
+    }
+    if (rows * count > 0) {
+      iecl_fast::ring::draw_cpu(problem, wanted, count, data<float>(similarities), to_indices, parallel_for);
+    }
+  } else if (rows * count > 0) {
+    for (int64_t row = 0; row < rows; ++row) {
+      const auto range = problem.range(row);
+      STD_TORCH_CHECK(range.upper - range.lower == size, "rings of different sizes");
+    }
+    iecl_fast::ring::sample_cpu(problem, size, data<float>(similarities), to_indices, parallel_for);
+  }
+  return {similarities, indices};
+}
+
+Tensor ring_sample_query_gradient(const Tensor& gradient, const Tensor& indices, const Tensor& keys) {
+  const int64_t rows = indices.size(0), count = indices.size(1);
+  const Matrix all_keys = matrix(keys, "keys");
+  Tensor result = make(keys, {rows, all_keys.columns}, ScalarType::Float);
+  iecl_fast::ring::sample_query_gradient_cpu(array<float>(gradient, ScalarType::Float, rows * count, "gradient"),
+                                             array<int64_t>(indices, ScalarType::Long, rows * count, "indices"), count,
+                                             all_keys, rows, data<float>(result), parallel_for);
+  return result;
+}
+
+Tensor ring_sample_keys_gradient(const Tensor& gradient, const Tensor& indices, const Tensor& query, int64_t num_keys) {
+  const Matrix queries = matrix(query, "query");
+  const int64_t rows = queries.rows, count = indices.size(1);
+  Tensor result = make(query, {num_keys, queries.columns}, ScalarType::Float);
+  iecl_fast::ring::sample_keys_gradient_cpu(array<float>(gradient, ScalarType::Float, rows * count, "gradient"),
+                                            array<int64_t>(indices, ScalarType::Long, rows * count, "indices"), count,
+                                            queries, num_keys, data<float>(result), parallel_for);
+  return result;
+}
+
+std::tuple<Tensor, Tensor, Tensor> ring_info_nce(const Tensor& query, const Tensor& positive_key, const Tensor& keys,
+                                                 std::vector<int64_t> ranks, double temperature,
+                                                 const std::optional<Tensor>& exclude, bool with_gradient) {
+  const auto problem = ring_problem(query, keys, ranks, exclude);
+  const Matrix positive = matrix(positive_key, "positive_key");
+  const int64_t rows = problem.query.rows, channels = problem.query.columns;
+  STD_TORCH_CHECK(positive.rows == rows && positive.columns == channels, "positive_key has another shape than query");
+  Tensor loss = make(query, {rows}, ScalarType::Float);
+  Tensor log_denominator = make(query, {rows}, ScalarType::Double);
+  Tensor query_gradient = make(query, {with_gradient ? rows : 0, channels}, ScalarType::Float);
+  iecl_fast::ring::info_nce_cpu(problem, positive, temperature, data<float>(loss), data<double>(log_denominator),
+                                with_gradient ? data<float>(query_gradient) : nullptr, parallel_for);
+  return {loss, log_denominator, query_gradient};
+}
+
+Tensor ring_info_nce_keys_gradient(const Tensor& query, const Tensor& keys, std::vector<int64_t> ranks,
+                                   double temperature, const std::optional<Tensor>& exclude,
+                                   const Tensor& log_denominator, const Tensor& loss_gradient) {
+  const auto problem = ring_problem(query, keys, ranks, exclude);
+  const int64_t rows = problem.query.rows;
+  Tensor result = make(keys, {problem.keys.rows, problem.keys.columns}, ScalarType::Float);
+  iecl_fast::ring::info_nce_keys_gradient_cpu(
+      problem, temperature, array<double>(log_denominator, ScalarType::Double, rows, "log_denominator"),
+      array<float>(loss_gradient, ScalarType::Float, rows, "loss_gradient"), data<float>(result), parallel_for);
+  return result;
+}
+
+std::string instruction_set() { return iecl_fast::ring::instruction_set(); }
+
+}  // namespace
+
+// Operators with a leading underscore are the CPU's share; iecl_fast/ring/ops.py puts them behind the public ones.
+STABLE_TORCH_LIBRARY(iecl_fast, m) {
+  m.def("_ring_sample_cpu(Tensor query, Tensor keys, int[] ranks, Tensor? exclude, Tensor? positions, "
+        "bool with_indices) -> (Tensor, Tensor)");
+  m.def("_ring_sample_query_gradient_cpu(Tensor gradient, Tensor indices, Tensor keys) -> Tensor");
+  m.def("_ring_sample_keys_gradient_cpu(Tensor gradient, Tensor indices, Tensor query, int num_keys) -> Tensor");
+  m.def("_ring_info_nce_cpu(Tensor query, Tensor positive_key, Tensor keys, int[] ranks, float temperature, "
+        "Tensor? exclude, bool with_gradient) -> (Tensor, Tensor, Tensor)");
+  m.def("_ring_info_nce_keys_gradient_cpu(Tensor query, Tensor keys, int[] ranks, float temperature, Tensor? exclude, "
+        "Tensor log_denominator, Tensor loss_gradient) -> Tensor");
+  m.def("_instruction_set() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(iecl_fast, CPU, m) {
+  m.impl("_ring_sample_cpu", TORCH_BOX(&ring_sample));
+  m.impl("_ring_sample_query_gradient_cpu", TORCH_BOX(&ring_sample_query_gradient));
+  m.impl("_ring_sample_keys_gradient_cpu", TORCH_BOX(&ring_sample_keys_gradient));
+  m.impl("_ring_info_nce_cpu", TORCH_BOX(&ring_info_nce));
+  m.impl("_ring_info_nce_keys_gradient_cpu", TORCH_BOX(&ring_info_nce_keys_gradient));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(iecl_fast, CompositeImplicitAutograd, m) { m.impl("_instruction_set", TORCH_BOX(&instruction_set)); }

@@ -1,0 +1,237 @@
+// InfoNCE over a ring of negatives, forward and gradients, fused with the selection.
+//
+// Bytes: the keys once, 4 K C. Operations: 2 N K C for the similarities and, for the gradient, 2 N M C for the weighted
+// sum of the M members. The similarities of a tile stay in the first-level cache; nothing of size N x K exists.
+//
+// One pass over the keys: members that the window makes certain go to the exponential and to the weighted sum at once,
+// from the tile that is hot; the undecided few follow, tile by tile, once the boundaries are known.
+
+#include <cmath>
+#include <limits>
+
+#include "ring/select.h"
+
+namespace iecl_fast::ring {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Above this share of members a dense product, with zeros for the others, beats sums over lists of members.
+constexpr double kDenseShare = 0.4;
+
+// The sums over a part of one query's members, relative to exp(shift / T).
+struct Partial {
+  float shift = -kInfinity;
+  double sum = 0.0;
+
+  // Takes a value into account before its exponential is taken. The shift follows the largest value so far, not at every
+  // step but before exp(40) is passed: exp neither overflows nor loses all terms, whatever the temperature. NaN stays.
+  // `weighted` is the sum that goes with it, or nullptr.
+  void cover(float value, double scale, float* weighted, int64_t channels) {
+    if (shift != shift || !((value - shift) * scale > 40.0 || value != value)) return;
+    const auto factor = static_cast<float>(std::exp((static_cast<double>(shift) - value) * scale));
+    if (shift != -kInfinity) {
+      sum *= factor;
+      for (int64_t c = 0; weighted != nullptr && c < channels; ++c) weighted[c] *= factor;
+    }
+    shift = value;
+  }
+};
+
+struct Loss {
+  const Problem& problem;
+  const Matrix& positive;
+  const double scale;  // 1 / temperature
+  float* loss;
+  double* log_denominator;
+  float* query_gradient;  // or nullptr
+  ParallelFor parallel;
+
+  int64_t channels() const { return problem.keys.columns; }
+
+  // Returns the rows whose window missed.
+  std::vector<int64_t> run(const std::vector<int64_t>& rows, bool bracketed) const;
+  void finish(int64_t row, const Partial* partials, const float* weighted, int64_t count, int64_t rows,
+              int64_t padded_rows) const;
+};
+
+std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed) const {
+  const TileKernels& kernels = tile_kernels();
+  const QueryBlock block(problem.query, rows);
+  const Chunks chunks(problem.keys.rows, channels());
+  const std::vector<Window> windows = bracket(problem, block, bracketed, parallel);
+  const bool dense =
+      static_cast<double>(problem.ranks.upper - problem.ranks.lower) > kDenseShare * static_cast<double>(chunks.keys);
+
+  Census census(problem, block, chunks);
+  std::vector<Partial> partials(chunks.count * block.size());
+  const bool gradient = query_gradient != nullptr;
+  const AlignedFloats weighted(gradient ? chunks.count * block.padded_size() * channels() : 0);
+  const auto weighted_sum = [&](int64_t chunk, int64_t row) {
+    return gradient ? weighted.get() + (chunk * block.padded_size() + row) * channels() : nullptr;
+  };
+  const auto float_scale = static_cast<float>(scale);
+
+  const auto add = [&](int64_t chunk, int64_t row, Members& members, KeyTile& tile) {
+    if (members.count == 0) return;
+    Partial& partial = partials[chunk * block.size() + row];
+    partial.cover(kernels.maximum(members.value, members.count), scale, weighted_sum(chunk, row), channels());
+    if (partial.shift == -kInfinity) return;  // all of them -inf, of no weight
+    partial.sum += kernels.exponentials(members.value, members.count, partial.shift, float_scale);
+    if (gradient) {
+      const auto [rows, stride] = tile.rows();
+      kernels.weighted_sum(members.value, members.position, members.count, rows, stride, channels(),
+                           weighted_sum(chunk, row));
+    }
+  };
+
+  parallel(chunks.count, [&](int64_t chunk) {
+    if (gradient) std::fill_n(weighted_sum(chunk, 0), block.padded_size() * channels(), 0.0f);
+    Members certain, undecided;
+    alignas(64) float weights[kMaxGroup * kTile + kSlack];
+    walk(problem, block, chunks, chunk, [&](KeyTile& tile, int64_t group, const RowTile* row_tiles, int count) {
+      const int64_t first = group * kernels.group;
+      // A key that is not finite may have no weight, and zero times infinity is not zero: lists leave it out.
+      if (!dense || !row_tiles[0].finite) {
+        for (int i = 0; i < count; ++i) {
+          const int reached = kernels.split(row_tiles[i], windows[first + i], certain, undecided);
+          census.record(chunk, first + i, row_tiles[i], reached, certain.count, undecided);
+          add(chunk, first + i, certain, tile);
+        }
+        return;
+      }
+      for (int i = 0; i < count; ++i) {
+        float* row_weights = weights + i * kTile;
+        int members;
+        const int reached = kernels.mask(row_tiles[i], windows[first + i], row_weights, &members, undecided);
+        census.record(chunk, first + i, row_tiles[i], reached, members, undecided);
+        Partial& partial = partials[chunk * block.size() + first + i];
+        if (members > 0) {
+          partial.cover(kernels.maximum(row_weights, kTile), scale, weighted_sum(chunk, first + i), channels());
+          partial.sum += kernels.exponentials(row_weights, kTile, partial.shift, float_scale);
+        } else {
+          std::fill_n(row_weights, kTile, 0.0f);
+        }
+      }
+      if (gradient) {
+        std::fill(weights + count * kTile, weights + kernels.group * kTile, 0.0f);
+        const auto [rows, stride] = tile.rows();
+        kernels.group_weighted_sum(weights, tile.count(), rows, stride, channels(), weighted_sum(chunk, first));
+      }
+    });
+  });
+
+  std::vector<Boundaries> boundaries(block.size());
+  std::vector<std::vector<int64_t>> missed(block.groups);
+  parallel(block.groups, [&](int64_t group) { missed[group] = census.resolve(group, windows, boundaries); });
+
+  parallel(chunks.count, [&](int64_t chunk) {
+    KeyTile tile(problem.keys);
+    for (int64_t number = chunks.first_tile(chunk); number < chunks.last_tile(chunk); ++number) {
+      bool loaded = false;
+      census.visit_members(number, boundaries, [&](int64_t row, Members& members) {
+        if (!loaded && gradient) tile.view(number * kTile, chunks.tile_size(number));
+        loaded = true;
+        add(chunk, row, members, tile);
+      });
+    }
+  });
+
+  parallel(block.size(), [&](int64_t row) {
+    finish(block.rows[row], partials.data() + row, weighted_sum(0, row), chunks.count, block.size(),
+           block.padded_size());
+  });
+  return concatenate(missed);
+}
+
+// Adds up a query's parts, in the order of the chunks, and brings in its positive key.
+void Loss::finish(int64_t row, const Partial* partials, const float* weighted, int64_t count, int64_t rows,
+                  int64_t padded_rows) const {
+  const int64_t channels = problem.keys.columns;
+  RowReader query(problem.query, 1), key(positive, 1);
+  query.gather(&row, 1);
+  key.gather(&row, 1);
+  double positive_similarity = 0.0;
+  for (int64_t c = 0; c < channels; ++c) positive_similarity += static_cast<double>(query.data()[c]) * key.data()[c];
+
+  float shift = -kInfinity;
+  for (int64_t chunk = 0; chunk < count; ++chunk) {
+    const float other = partials[chunk * rows].shift;
+    if (other > shift || other != other) shift = other;
+    if (shift != shift) break;
+  }
+  double sum = 0.0;  // of exp((similarity - shift) / T) over the ring
+  for (int64_t chunk = 0; chunk < count; ++chunk) {
+    const Partial& partial = partials[chunk * rows];
+    if (partial.sum > 0.0) sum += partial.sum * std::exp((static_cast<double>(partial.shift) - shift) * scale);
+  }
+
+  // With a the larger of shift and the positive's similarity: all = exp((s - a) / T), summed over ring and positive.
+  const double reference = std::max(static_cast<double>(shift), positive_similarity);
+  const double ring = sum > 0.0 ? sum * std::exp((shift - reference) * scale) : 0.0;
+  const double own = std::exp((positive_similarity - reference) * scale);
+  const double log_all = positive_similarity >= shift ? std::log1p(ring) : std::log(ring + own);
+  double value = (reference - positive_similarity) * scale + log_all;
+  if (shift == kInfinity && positive_similarity < kInfinity) value = kInfinity;
+  if (shift != shift) value = shift;
+  loss[row] = static_cast<float>(value);
+  log_denominator[row] = value + positive_similarity * scale;
+  if (query_gradient == nullptr) return;
+
+  float* gradient = query_gradient + row * channels;
+  std::vector<double> total(channels);
+  for (int64_t chunk = 0; chunk < count; ++chunk) {
+    const Partial& partial = partials[chunk * rows];
+    if (partial.sum == 0.0) continue;  // no member here; NaN is a sum like others
+    const double factor = std::exp((static_cast<double>(partial.shift) - reference) * scale);
+    const float* part = weighted + chunk * padded_rows * channels;
+    for (int64_t c = 0; c < channels; ++c) total[c] += factor * part[c];
+  }
+  for (int64_t c = 0; c < channels; ++c) {
+    // (own - all) = -ring, exactly, where own / all - 1 would cancel.
+    gradient[c] = static_cast<float>((total[c] - ring * key.data()[c]) / (ring + own) * scale);
+  }
+}
+
+}  // namespace
+
+void info_nce_cpu(const Problem& problem, const Matrix& positive, double temperature, float* loss,
+                  double* log_denominator, float* query_gradient, ParallelFor parallel) {
+  const Loss task{problem, positive, 1.0 / temperature, loss, log_denominator, query_gradient, parallel};
+  for_each_block(problem, [&](const std::vector<int64_t>& rows, bool bracketed) { return task.run(rows, bracketed); });
+}
+
+void info_nce_keys_gradient_cpu(const Problem& problem, double temperature, const double* log_denominator,
+                                const float* loss_gradient, float* keys_gradient, ParallelFor parallel) {
+  const TileKernels& kernels = tile_kernels();
+  const int64_t channels = problem.keys.columns;
+  const double scale = 1.0 / temperature;
+  const Chunks chunks(problem.keys.rows, channels);
+  const Located located = locate(problem, chunks, parallel);
+  std::fill_n(keys_gradient, chunks.keys * channels, 0.0f);
+
+  for (int64_t begin = 0; begin < problem.query.rows; begin += kLargestBlock) {
+    const QueryBlock block(problem.query, row_range(begin, std::min(begin + kLargestBlock, problem.query.rows)));
+    RowReader queries(problem.query, kLargestBlock);
+    queries.gather(block.rows.data(), static_cast<int>(block.size()));
+    // A tile's rows of the gradient belong to one task, which adds the queries in ascending order.
+    parallel(chunks.count, [&](int64_t chunk) {
+      Members members, none;
+      walk(problem, block, chunks, chunk, [&](KeyTile&, int64_t group, const RowTile* row_tiles, int count) {
+        for (int i = 0; i < count; ++i) {
+          const int64_t row = group * kernels.group + i, number = block.rows[row];
+          kernels.split(row_tiles[i], located.boundaries[number].window(), members, none);
+          if (members.count == 0) continue;
+          const auto shift = static_cast<float>(log_denominator[number] * temperature);
+          kernels.exponentials(members.value, members.count, shift, static_cast<float>(scale));
+          const auto weight = static_cast<float>(loss_gradient[number] * scale);
+          for (int j = 0; j < members.count; ++j) members.value[j] *= weight;
+          kernels.scatter(members.value, members.position, members.count, queries.data() + row * channels, channels,
+                          keys_gradient + row_tiles[i].first_key * channels);
+        }
+      });
+    });
+  }
+}
+
+}  // namespace iecl_fast::ring

@@ -1,0 +1,58 @@
+// Host contract of the Ring operators: negatives between two ranks of similarity, of all keys, for each query.
+//
+// Similarity is the dot product with float32 accumulation, summed over channels in ascending order, so the same pair has
+// the same bits in every pass. Keys are ranked in ascending (similarity, key index); NaN is above +inf, -0 equals +0.
+// All results are independent of the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "matrix.h"
+#include "parallel.h"
+
+namespace iecl_fast::ring {
+
+// Members are the ascending ranks lower .. upper - 1.
+struct RankRange {
+  int64_t lower;
+  int64_t upper;
+};
+
+struct Problem {
+  Matrix query;            // (N, C)
+  Matrix keys;             // (K, C), K < 2^32
+  RankRange ranks;         // of all K keys
+  RankRange ranks_of_rest; // of the K - 1 other keys, for a query that excludes one
+  const int64_t* exclude;  // (N,) index of the key that is no candidate, -1 for none; or nullptr
+
+  RankRange range(int64_t row) const { return exclude && exclude[row] >= 0 ? ranks_of_rest : ranks; }
+};
+
+// similarities (N, M) and, unless nullptr, indices (N, M) of the ring's members in ascending key index.
+// M = `size`, the same for every row.
+void sample_cpu(const Problem& problem, int64_t size, float* similarities, int64_t* indices, ParallelFor parallel);
+
+// The members at positions (N, S) of that order: similarities (N, S) and, unless nullptr, indices (N, S).
+void draw_cpu(const Problem& problem, const int64_t* positions, int64_t num_samples, float* similarities,
+              int64_t* indices, ParallelFor parallel);
+
+// loss (N,) = -log(exp(q.k/T) / (exp(q.k/T) + sum over the ring of exp(q.n/T))), and
+// log_denominator (N,), the logarithm of what it is divided by.
+// Unless nullptr, query_gradient (N, C) is the gradient of each row's loss with respect to its query.
+void info_nce_cpu(const Problem& problem, const Matrix& positive, double temperature, float* loss,
+                  double* log_denominator, float* query_gradient, ParallelFor parallel);
+
+// keys_gradient (K, C): the gradient of sum over n of loss_gradient[n] * loss[n] with respect to the keys.
+void info_nce_keys_gradient_cpu(const Problem& problem, double temperature, const double* log_denominator,
+                                const float* loss_gradient, float* keys_gradient, ParallelFor parallel);
+
+// The gradients of similarities[n, m] = query[n] . keys[indices[n, m]], given theirs.
+void sample_query_gradient_cpu(const float* gradient, const int64_t* indices, int64_t num_samples, const Matrix& keys,
+                               int64_t num_queries, float* query_gradient, ParallelFor parallel);
+void sample_keys_gradient_cpu(const float* gradient, const int64_t* indices, int64_t num_samples, const Matrix& query,
+                              int64_t num_keys, float* keys_gradient, ParallelFor parallel);
+
+// Instruction set of the kernels that run on this machine: "avx512", "avx2" or "portable".
+const char* instruction_set();
+
+}  // namespace iecl_fast::ring

@@ -1,0 +1,108 @@
+// Exact ring boundaries for a block of queries in one pass over the keys, without storing the similarities.
+//
+// 1. bracket(): a jittered sample of the keys gives, for each query, a window: two brackets that almost surely hold the
+//    two boundaries. Brackets are places in the order of (similarity, index), so however many similarities are equal,
+//    about the same small share of the keys falls into them.
+// 2. One pass over all keys counts what lies below the window and records what lies inside a bracket (the undecided);
+//    whoever makes the pass may use the certain members at once.
+// 3. resolve() finds the exact boundaries among the undecided. A boundary outside its bracket (about one query in ten
+//    thousand) is noticed by the counts; such a query is done again with a window that leaves everything undecided.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ring/walk.h"
+
+namespace iecl_fast::ring {
+
+// Members are the entries in [lower, upper).
+struct Boundaries {
+  Place lower = kBelowAll;
+  Place upper = kAboveAll;
+
+  Window window() const { return {lower, lower, upper, upper}; }
+};
+
+constexpr int64_t kLargestBlock = 256;  // queries done together at most
+
+std::vector<int64_t> row_range(int64_t begin, int64_t end);
+
+// Calls run(rows, bracketed) until all queries are done, with so many rows at a time that what is kept for them stays
+// within about 16 MiB. run() returns the rows whose bracket missed; they come again with bracketed = false.
+void for_each_block(const Problem& problem,
+                    const std::function<std::vector<int64_t>(const std::vector<int64_t>&, bool)>& run);
+
+// A window for each query of the block. `bracketed` false leaves everything undecided.
+std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, bool bracketed, ParallelFor parallel);
+
+// What one pass over the keys learned about a block of queries.
+class Census {
+ public:
+  Census(const Problem& problem, const QueryBlock& block, const Chunks& chunks);
+
+  // Notes the outcome of TileKernels::split or mask for one row of a tile, in the order of walk(). The chunks may be
+  // recorded by different threads.
+  void record(int64_t chunk, int64_t row, const RowTile& tile, int reached, int certain, const Members& undecided);
+
+  // The exact boundaries of one group's rows, and how many members each of them has in each chunk. Returns the rows for
+  // which a boundary lies outside its bracket. Groups may be resolved by different threads.
+  std::vector<int64_t> resolve(int64_t group, const std::vector<Window>& windows, std::vector<Boundaries>& boundaries);
+
+  int64_t members(int64_t chunk, int64_t row) const { return tallies_[chunk * block_.size() + row].members; }
+
+  // Calls visit(row, members) with the undecided of one tile that proved to be members, for each row that has any.
+  template <class Visit>
+  void visit_members(int64_t tile, const std::vector<Boundaries>& boundaries, const Visit& visit) const {
+    const Log& log = logs_[tile / chunks_.tiles_per_chunk];
+    Members members;
+    for (int64_t group = 0; group < block_.groups; ++group) {
+      size_t at = begins_[tile * block_.groups + group];
+      const int64_t end = std::min((group + 1) * group_size_, block_.size());
+      for (int64_t row = group * group_size_; row < end; ++row) {
+        const int count = counts_[tile * block_.size() + row];
+        if (count == 0) continue;
+        tile_kernels().filter(log.similarity.get() + at, log.position.get() + at, count,
+                              static_cast<uint32_t>(tile * kTile), boundaries[row].lower, boundaries[row].upper, members);
+        if (members.count > 0) visit(row, members);
+        at += count;
+      }
+    }
+  }
+
+ private:
+  struct Tally {
+    int64_t below = 0;    // and, after resolve(),
+    int64_t members = 0;  // certain ones and then all
+  };
+  // The undecided of a chunk: tile by tile, in each row by row, in each by ascending position.
+  struct Log {
+    AlignedFloats similarity;
+    std::unique_ptr<uint8_t[]> position;  // in the tile
+    size_t size = 0;
+    size_t capacity = 0;
+
+    void append(const Members& members);
+  };
+
+  const Problem& problem_;
+  const QueryBlock& block_;
+  const Chunks& chunks_;
+  const int64_t group_size_;
+  std::vector<Log> logs_;           // [chunks]
+  std::vector<Tally> tallies_;      // [chunks, rows]
+  std::vector<uint8_t> counts_;     // [tiles, rows] how many of a row's entries are in the log,
+  std::vector<uint32_t> begins_;    // [tiles, groups] and where in it those of a group begin
+};
+
+std::vector<int64_t> concatenate(const std::vector<std::vector<int64_t>>& parts);
+
+// The ring of every query, for operators that need it before they look at members.
+struct Located {
+  std::vector<Boundaries> boundaries;  // [N]
+  std::vector<int64_t> members;        // [chunks, N]
+};
+
+Located locate(const Problem& problem, const Chunks& chunks, ParallelFor parallel);
+
+}  // namespace iecl_fast::ring

@@ -1,0 +1,100 @@
+// The vectorised pieces of Ring on a CPU: what is done to one tile of keys for one group of queries.
+//
+// The same source (tile_kernels.h) is compiled once per instruction set; tile_kernels() picks one when first asked.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace iecl_fast::ring {
+
+constexpr int kTile = 192;    // keys per tile: a multiple of every panel width
+constexpr int kMaxGroup = 8;  // queries per group, at most
+constexpr int kSlack = 16;    // floats that a vector store may write past the end of a list
+
+// Order-preserving integer of a similarity: a < b exactly if key(a) < key(b); NaN above +inf, -0 equal to +0.
+constexpr int32_t kNanKey = std::numeric_limits<int32_t>::max() - 1;
+
+// A place in the order of (similarity, key index). No two entries share one, so ties need no rule of their own.
+struct Place {
+  int32_t key;
+  uint32_t index;
+
+  bool operator<(const Place& other) const { return key != other.key ? key < other.key : index < other.index; }
+  Place next() const { return {key, index + 1}; }
+};
+constexpr Place kBelowAll{std::numeric_limits<int32_t>::min(), 0};
+constexpr Place kAboveAll{std::numeric_limits<int32_t>::max(), 0};
+
+// Entries are certain members in [inner_lower, inner_upper), undecided in the rest of [lower, upper), else outside.
+struct Window {
+  Place lower = kBelowAll;
+  Place inner_lower = kBelowAll;
+  Place inner_upper = kAboveAll;
+  Place upper = kAboveAll;
+};
+
+// The similarities of one query with the keys of one tile.
+struct RowTile {
+  const float* similarity;  // [kTile], the first `count` are keys
+  uint32_t first_key;
+  int count;
+  int excluded;  // position in the tile of the key that is no candidate, -1 for none
+  bool finite;   // known to hold neither NaN nor infinity
+};
+
+struct Members {
+  int count = 0;
+  alignas(64) float value[kTile + kSlack];
+  alignas(64) int32_t position[kTile + kSlack];  // in the tile
+};
+
+struct TileKernels {
+  const char* name;
+  int group;  // queries per group
+
+  void (*from_float16)(const uint16_t* from, int64_t count, float* to);
+  void (*from_bfloat16)(const uint16_t* from, int64_t count, float* to);
+
+  // panel: kTile keys (zeros past `count`) as the product wants them.
+  // keys[i * key_stride + c * channel_stride]. Returns the largest magnitude, NaN if any is NaN.
+  float (*pack_keys)(const float* keys, int64_t key_stride, int64_t channel_stride, int count, int64_t channels,
+                     float* panel);
+  // out[c * group + g] = queries[g][c], zeros for absent queries.
+  float (*pack_queries)(const float* queries, int64_t stride, int count, int64_t channels, float* out);
+  // rows[k * channels + c] = keys[k * key_stride + c * channel_stride]
+  void (*copy_rows)(const float* keys, int64_t key_stride, int64_t channel_stride, int count, int64_t channels,
+                    float* rows);
+  // similarity[g * kTile + k]
+  void (*similarities)(const float* queries, const float* panel, int64_t channels, float* similarity);
+
+  // Sorts a row's entries by the window, in ascending position. Returns how many are at or above window.lower.
+  int (*split)(const RowTile& row, const Window& window, Members& certain, Members& undecided);
+  // As split, but leaves the certain members in place: masked[k] is their similarity, -inf for all others.
+  int (*mask)(const RowTile& row, const Window& window, float* masked, int* certain, Members& undecided);
+
+  // Of entries set apart by split or mask, those in [lower, upper). Reads up to kSlack entries past the end.
+  void (*filter)(const float* similarity, const uint8_t* position, int count, uint32_t first_key, Place lower,
+                 Place upper, Members& members);
+
+  // Largest value, NaN if any is NaN, -inf if none.
+  float (*maximum)(const float* values, int count);
+  // values = exp((values - shift) * scale); returns their sum. May overwrite kSlack floats past the end.
+  float (*exponentials)(float* values, int count, float shift, float scale);
+  // sum[c] += sum over i of weights[i] * rows[positions[i] * stride + c]
+  void (*weighted_sum)(const float* weights, const int32_t* positions, int count, const float* rows, int64_t stride,
+                       int64_t channels, float* sum);
+  // The same for a whole group, every position of the tile: sum[g * channels + c] over weights[g * kTile + k]
+  void (*group_weighted_sum)(const float* weights, int count, const float* rows, int64_t stride, int64_t channels,
+                             float* sum);
+  // rows[positions[i] * channels + c] += weights[i] * query[c]
+  void (*scatter)(const float* weights, const int32_t* positions, int count, const float* query, int64_t channels,
+                  float* rows);
+
+  void (*order_keys)(const float* similarity, int64_t count, int32_t* keys);
+  int64_t (*count_below)(const int32_t* keys, int64_t count, int32_t pivot);
+};
+
+const TileKernels& tile_kernels();
+
+}  // namespace iecl_fast::ring

@@ -1,0 +1,44 @@
+// Ring's tile kernels for x86-64 with AVX512.
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "ring/tile.h"
+
+// Only what stands below may use these instructions: the headers above are shared with code for every machine.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
+#endif
+#define IECL_LANES_AVX512
+
+namespace iecl_fast::ring {
+namespace {
+
+#include "ring/lanes.h"
+#include "ring/tile_kernels.h"
+
+}  // namespace
+
+extern const TileKernels kAvx512Kernels;
+const TileKernels kAvx512Kernels = {
+    "avx512",     kGroup,       from_float16, from_bfloat16, pack_keys,          pack_queries, copy_rows,
+    similarities, split,        mask,         filter,        maximum,            exponentials, weighted_sum,
+    group_weighted_sum,         scatter,      order_keys,    count_below,
+};
+
+}  // namespace iecl_fast::ring
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#endif  // __x86_64__

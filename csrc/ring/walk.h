@@ -1,0 +1,148 @@
+// Walks over all similarities of a block of queries, tile by tile, without ever holding more than one tile of them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ring/ring.h"
+#include "ring/tile.h"
+
+namespace iecl_fast::ring {
+
+// Uninitialised, aligned to a cache line.
+class AlignedFloats {
+ public:
+  explicit AlignedFloats(int64_t count = 0) : data_(allocate(count)) {}
+  float* get() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(float* data) const { ::operator delete[](data, std::align_val_t(64)); }
+  };
+  static float* allocate(int64_t count) {
+    return static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t(64)));
+  }
+  std::unique_ptr<float[], Free> data_;
+};
+
+// The keys in tiles, and the tiles in chunks: a chunk is one task. It depends on the shape alone, never on the number of
+// threads or on which queries are done together, and with it the order of every sum.
+struct Chunks {
+  int64_t keys;
+  int64_t tiles;
+  int64_t tiles_per_chunk;
+  int64_t count;
+
+  Chunks(int64_t num_keys, int64_t channels) : keys(num_keys), tiles((num_keys + kTile - 1) / kTile) {
+    // Each chunk keeps a partial sum of `channels` floats for each query of a block.
+    const int64_t most = std::clamp<int64_t>(4096 / std::max<int64_t>(channels, 1), 2, 32);
+    tiles_per_chunk = std::max<int64_t>(1, (tiles + most - 1) / most);
+    count = (tiles + tiles_per_chunk - 1) / tiles_per_chunk;
+  }
+  int64_t first_tile(int64_t chunk) const { return chunk * tiles_per_chunk; }
+  int64_t last_tile(int64_t chunk) const { return std::min(tiles, (chunk + 1) * tiles_per_chunk); }
+  int tile_size(int64_t tile) const { return static_cast<int>(std::min<int64_t>(kTile, keys - tile * kTile)); }
+  int64_t first_key(int64_t chunk) const { return first_tile(chunk) * kTile; }
+  int64_t last_key(int64_t chunk) const { return std::min(keys, last_tile(chunk) * kTile); }
+};
+
+// Rows of a matrix as float32, whatever their type and strides.
+class RowReader {
+ public:
+  explicit RowReader(const Matrix& matrix, int max_rows);
+
+  // Rows first .. first + count - 1: as they lie where possible, else converted.
+  void view(int64_t first, int count);
+  // The given rows, copied side by side.
+  void gather(const uint32_t* rows, int count);
+  void gather(const int64_t* rows, int count);
+
+  const float* data() const { return data_; }
+  int64_t row_stride() const { return row_stride_; }
+  int64_t column_stride() const { return column_stride_; }
+
+ private:
+  template <class Index>
+  void gather_rows(const Index* rows, int count);
+  void convert(int64_t offset, int64_t stride, int64_t count, float* to) const;
+
+  const Matrix& matrix_;
+  AlignedFloats converted_;
+  const float* data_ = nullptr;
+  int64_t row_stride_ = 0, column_stride_ = 0;
+};
+
+// Some of the queries, packed in groups for the product.
+struct QueryBlock {
+  std::vector<int64_t> rows;  // row numbers in the problem
+  int64_t groups;
+  int64_t channels;
+  AlignedFloats packed;               // groups x channels x group
+  std::vector<float> magnitude;  // largest of each group, NaN if any is NaN
+
+  QueryBlock(const Matrix& query, std::vector<int64_t> row_numbers);
+  int64_t size() const { return static_cast<int64_t>(rows.size()); }
+  int64_t padded_size() const { return groups * tile_kernels().group; }
+};
+
+// One tile of keys, ready for the product and for weighted sums.
+class KeyTile {
+ public:
+  explicit KeyTile(const Matrix& keys);
+
+  // Both the keys for the product and rows(); view() prepares rows() alone.
+  void load(int64_t first_key, int count);
+  void gather(const uint32_t* keys, int count);
+  void view(int64_t first_key, int count);
+
+  // similarity[g * kTile + k] of one group of queries. Returns whether they are known to be finite.
+  bool similarities(const QueryBlock& block, int64_t group, float* similarity) const;
+
+  // The keys, channels side by side: key k begins at data + k * stride.
+  struct Rows {
+    const float* data;
+    int64_t stride;
+  };
+  Rows rows();
+  int count() const { return count_; }
+
+ private:
+  void pack();
+
+  int64_t channels_;
+  RowReader reader_;
+  AlignedFloats panel_;
+  AlignedFloats copied_;
+  Rows rows_{};
+  int count_ = 0;
+  float magnitude_ = 0;
+};
+
+// Calls visit(tile, group, row_tiles, count) for each tile of a chunk and each group of the block, with one RowTile for
+// each of the group's `count` queries.
+template <class Visit>
+void walk(const Problem& problem, const QueryBlock& block, const Chunks& chunks, int64_t chunk, const Visit& visit) {
+  const int group_size = tile_kernels().group;
+  KeyTile tile(problem.keys);
+  alignas(64) float similarity[kMaxGroup * kTile];
+  RowTile row_tiles[kMaxGroup];
+  for (int64_t number = chunks.first_tile(chunk); number < chunks.last_tile(chunk); ++number) {
+    const int64_t first_key = number * kTile;
+    tile.load(first_key, chunks.tile_size(number));
+    for (int64_t group = 0; group < block.groups; ++group) {
+      const bool finite = tile.similarities(block, group, similarity);
+      const int rows = static_cast<int>(std::min<int64_t>(group_size, block.size() - group * group_size));
+      for (int i = 0; i < rows; ++i) {
+        const int64_t excluded = problem.exclude ? problem.exclude[block.rows[group * group_size + i]] - first_key : -1;
+        row_tiles[i] = {similarity + i * kTile, static_cast<uint32_t>(first_key), tile.count(),
+                        excluded >= 0 && excluded < tile.count() ? static_cast<int>(excluded) : -1, finite};
+      }
+      visit(tile, group, row_tiles, rows);
+    }
+  }
+}
+
+}  // namespace iecl_fast::ring

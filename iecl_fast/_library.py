@@ -1,0 +1,55 @@
+"""Loads the compiled operator libraries and says, once, what is missing.
+
+Operators are defined by ``_cpu.so`` (always built) and ``_cuda.so`` (built where nvcc was found).
+"""
+
+import json
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+
+FOLDER = Path(__file__).parent
+
+
+@cache
+def build_info() -> dict:
+    """What setup.py wrote down about the build; empty if there was none."""
+    path = FOLDER / "_build.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _load(name: str) -> str | None:
+    """Load a library; None, or the reason why it is not there."""
+    path = FOLDER / f"{name}.so"
+    if not path.exists():
+        return f"{path} was not built"
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        built_with = build_info().get("torch", "an unknown torch")
+        return f"{path} (built with {built_with}) does not load with torch {torch.__version__}: {error}"
+    return None
+
+
+_cpu_missing = _load("_cpu")
+if _cpu_missing is not None:
+    raise ImportError(
+        f"iecl_fast has no CPU library: {_cpu_missing}. Reinstall it with the torch that is to be used: pip install ."
+    )
+
+# A CPU-only torch cannot load the CUDA library and does not need it.
+cuda_missing: str | None = (
+    _load("_cuda") if torch.version.cuda is not None else f"torch {torch.__version__} has no CUDA"
+)
+
+
+@cache
+def warn_reference(operator: str, device_type: str) -> None:
+    """Say once per operator and device type that plain PyTorch does the work."""
+    warnings.warn(
+        f"iecl_fast.{operator} has no kernel for {device_type} tensors yet and uses its PyTorch reference there: "
+        "correct, but it sorts the whole N x K matrix. See `iecl-fast doctor`.",
+        stacklevel=2,
+    )

@@ -1,0 +1,7 @@
+"""Ring negatives: stored keys between two percentiles of similarity to the query."""
+
+from iecl_fast.ring.functional import ring_info_nce, ring_sample
+from iecl_fast.ring.percentiles import ring_ranks
+from iecl_fast.ring.schedule import RingSchedule
+
+__all__ = ["RingSchedule", "ring_info_nce", "ring_ranks", "ring_sample"]

@@ -1,0 +1,179 @@
+"""The public functions of Ring: arguments checked, then one operator."""
+
+import torch
+from torch import Tensor
+
+import iecl_fast.ring.ops  # noqa: F401  (registers the operators)
+from iecl_fast.ring.ops import check_temperature
+from iecl_fast.ring.percentiles import ring_ranks
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def ring_sample(
+    query: Tensor,
+    queue: Tensor,
+    lower: float,
+    upper: float,
+    *,
+    num_samples: int | None = None,
+    exclude: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    return_indices: bool = False,
+    layout: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Similarities of each query with the stored keys between two percentiles of similarity: its Ring negatives.
+
+    Wu et al., "Conditional Negative Sampling for Contrastive Learning of Visual Representations", section 4: hard
+    negatives, without the very closest. Of K candidate keys in ascending order of similarity those with the ranks
+    ``ceil(lower * K / 100) .. ceil(upper * K / 100) - 1`` are kept, M of them. Equal similarities rank by key index, NaN
+    ranks highest and -0.0 equals 0.0, so the set is that of ``argsort(stable=True)``, on every device and in every run.
+
+    Args:
+        query: (N, C), float32, float16 or bfloat16, any strides.
+        queue: (K, C), or MoCo's (C, K), same dtype and device, any strides, never copied. A square queue is (K, C).
+        lower, upper: percentiles, ``0 <= lower < upper <= 100``, taken as the decimal numbers they are written as.
+            ``lower=0, upper=100`` keeps all keys.
+        num_samples: return so many members for each query, drawn uniformly with replacement (the paper's memory-bank
+            setting), instead of all. Needs no memory of the size N x K.
+        exclude: (N,) int64, index of a key that is no candidate for the query, such as its own entry in a memory bank,
+            -1 for none. Percentiles are then of the other K - 1 keys.
+        generator: for ``num_samples``, on query's device.
+        return_indices: also return which keys they are.
+        layout: "KC" or "CK" states the layout of ``queue`` where its shape leaves it open.
+
+    Returns:
+        Similarities (N, M) or (N, num_samples) in query's dtype, ordered by key index (first in, first out) or in the
+        order of the draws; differentiable in query and queue. Dot products are accumulated in float32, and ranked as
+        such. With ``return_indices`` a pair of them and of int64 indices of the same shape.
+
+    Raises:
+        ValueError, TypeError: naming the argument, its value and what is allowed, also if no key lies in the ring.
+    """
+    keys = _as_keys(query, queue, "queue", layout)
+    _check(query, keys, "queue", exclude)
+    count = None
+    if num_samples is not None:
+        if num_samples < 1:
+            raise ValueError(f"num_samples = {num_samples} is not allowed: at least 1")
+        count = _draw(query, keys, lower, upper, num_samples, exclude, generator)
+    elif generator is not None:
+        raise ValueError("generator is used only with num_samples")
+    needs_gradient = torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad)
+    similarities, indices = torch.ops.iecl_fast.ring_sample(
+        query, keys, lower, upper, exclude, count, return_indices or needs_gradient
+    )
+    similarities = similarities.to(query.dtype)
+    return (similarities, indices) if return_indices else similarities
+
+
+def ring_info_nce(
+    query: Tensor,
+    positive_key: Tensor,
+    negative_keys: Tensor,
+    *,
+    lower: float = 0.0,
+    upper: float = 100.0,
+    temperature: float | Tensor = 0.07,
+    exclude: Tensor | None = None,
+    reduction: str = "mean",
+    layout: str | None = None,
+) -> Tensor:
+    """InfoNCE with Ring negatives, without ever holding the N x K similarities.
+
+    ``-log(exp(q.k / T) / (exp(q.k / T) + sum over the ring of exp(q.n / T)))``: van den Oord et al., "Representation
+    Learning with Contrastive Predictive Coding", eq. 4, with the negatives of :func:`ring_sample`. The positive is always
+    in the denominator. ``lower=0, upper=100`` is the plain loss over all keys.
+
+    Deterministic: the same inputs give the same bits, forward and backward, on any number of threads. Finite for finite
+    inputs at any temperature from 1e-3 on. Has no second derivative.
+
+    Args:
+        query, positive_key: (N, C), float32, float16 or bfloat16, any strides.
+        negative_keys: (K, C), or MoCo's (C, K), same dtype and device, any strides, never copied.
+        lower, upper, exclude, layout: as in :func:`ring_sample`.
+        temperature: positive number, or a tensor with one element (a learned temperature).
+        reduction: "mean", "sum", or "none" for the loss of each query.
+
+    Returns:
+        float32 scalar, or (N,). Differentiable in query, positive_key, temperature and negative_keys.
+
+    Raises:
+        ValueError, TypeError: naming the argument, its value and what is allowed, also if no key lies in the ring.
+    """
+    keys = _as_keys(query, negative_keys, "negative_keys", layout)
+    _check(query, keys, "negative_keys", exclude)
+    if positive_key.shape != query.shape:
+        raise ValueError(
+            f"positive_key has the shape {tuple(positive_key.shape)}; query's shape is allowed, {tuple(query.shape)}"
+        )
+    _check_alike(query, positive_key, "positive_key")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction = {reduction!r} is not allowed: 'mean', 'sum' or 'none'")
+    if not isinstance(temperature, Tensor):
+        check_temperature(temperature)
+        temperature = torch.full((), temperature, dtype=torch.float64, device=query.device)
+    elif temperature.numel() != 1 or not temperature.is_floating_point() or temperature.device != query.device:
+        raise ValueError(
+            f"temperature is a {temperature.dtype} tensor of shape {tuple(temperature.shape)} on {temperature.device}; "
+            f"one floating-point element on {query.device} is allowed"
+        )
+    inputs = (query, positive_key, keys, temperature)
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    loss, *_ = torch.ops.iecl_fast.ring_info_nce(*inputs, lower, upper, exclude, needs_gradient)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+def _as_keys(query: Tensor, queue: Tensor, name: str, layout: str | None) -> Tensor:
+    """A (K, C) view of the stored keys."""
+    for tensor, argument in ((query, "query"), (queue, name)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{argument} is a {type(tensor).__name__}; a tensor is allowed")
+        if tensor.dim() != 2:
+            raise ValueError(f"{argument} has the shape {tuple(tensor.shape)}; a matrix is allowed")
+    channels = query.shape[1]
+    if layout is None:
+        layout = "KC" if queue.shape[1] == channels else "CK"
+    elif layout not in ("KC", "CK"):
+        raise ValueError(f"layout = {layout!r} is not allowed: 'KC', 'CK' or None")
+    keys = queue if layout == "KC" else queue.T
+    if keys.shape[1] != channels:
+        raise ValueError(
+            f"{name} has the shape {tuple(queue.shape)}; (K, {channels}) or ({channels}, K) is allowed, "
+            f"with the {channels} channels of query {tuple(query.shape)}"
+        )
+    return keys
+
+
+def _check_alike(query: Tensor, other: Tensor, name: str) -> None:
+    if other.dtype != query.dtype:
+        raise TypeError(f"{name} is {other.dtype}; query's dtype is allowed, {query.dtype}")
+    if other.device != query.device:
+        raise ValueError(f"{name} is on {other.device}; query's device is allowed, {query.device}")
+
+
+def _check(query: Tensor, keys: Tensor, name: str, exclude: Tensor | None) -> None:
+    if query.dtype not in DTYPES:
+        raise TypeError(f"query is {query.dtype}; {', '.join(map(str, DTYPES))} are allowed")
+    _check_alike(query, keys, name)
+    if exclude is None:
+        return
+    if exclude.dtype != torch.int64:
+        raise TypeError(f"exclude is {exclude.dtype}; torch.int64 is allowed")
+    if exclude.shape != query.shape[:1]:
+        raise ValueError(f"exclude has the shape {tuple(exclude.shape)}; ({query.shape[0]},) is allowed")
+    if exclude.device != query.device:
+        raise ValueError(f"exclude is on {exclude.device}; query's device is allowed, {query.device}")
+
+
+def _draw(query, keys, lower, upper, num_samples, exclude, generator) -> Tensor:
+    """Uniform positions in each query's ring: (N, num_samples) int64."""
+    num_keys, shape = keys.shape[0], (query.shape[0], num_samples)
+    if exclude is None:
+        first, end = ring_ranks(lower, upper, num_keys)
+        return torch.randint(end - first, shape, generator=generator, device=query.device)
+    # Rings of K and of K - 1 candidates may differ in size by one.
+    sizes = [end - first for first, end in (ring_ranks(lower, upper, num_keys), ring_ranks(lower, upper, num_keys - 1))]
+    size = torch.where(exclude < 0, *sizes)[:, None]
+    uniform = torch.rand(shape, generator=generator, device=query.device, dtype=torch.float64)
+    return (uniform * size).long().clamp(max=size - 1)

@@ -1,0 +1,258 @@
+"""Registration of the Ring operators: schemas, implementations per device, fakes for torch.compile, autograd.
+
+The CPU goes to the C++ kernels of csrc/ring, every other device to the reference. Values are checked here, where the
+real tensors are, also under torch.compile; shapes and types are checked in functional.py.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from iecl_fast import _library
+from iecl_fast.ring import reference
+from iecl_fast.ring.percentiles import ring_ranks
+
+_kernels = torch.ops.iecl_fast
+_definitions = torch.library.Library("iecl_fast", "FRAGMENT")
+_definitions.define(
+    "ring_sample(Tensor query, Tensor keys, float lower, float upper, Tensor? exclude, Tensor? positions, "
+    "bool with_indices) -> (Tensor similarities, Tensor indices)"
+)
+_definitions.define("ring_sample_query_gradient(Tensor gradient, Tensor indices, Tensor keys) -> Tensor")
+_definitions.define("ring_sample_keys_gradient(Tensor gradient, Tensor indices, Tensor query, SymInt num_keys) -> Tensor")
+_definitions.define(
+    "ring_info_nce(Tensor query, Tensor positive_key, Tensor keys, Tensor temperature, float lower, float upper, "
+    "Tensor? exclude, bool with_gradient) -> (Tensor loss, Tensor log_denominator, Tensor query_gradient)"
+)
+_definitions.define(
+    "ring_info_nce_keys_gradient(Tensor query, Tensor keys, Tensor temperature, float lower, float upper, "
+    "Tensor? exclude, Tensor log_denominator, Tensor loss_gradient) -> Tensor"
+)
+
+
+def _all_ranks(lower: float, upper: float, num_keys: int, exclude: Tensor | None) -> list[int]:
+    """Ranks of the ring among all keys and, for queries that exclude one, among the others."""
+    if exclude is None:
+        return [*ring_ranks(lower, upper, num_keys), 0, 0]
+    if exclude.numel() and not (-1 <= exclude.min() and exclude.max() < num_keys):
+        bad = exclude[(exclude < -1) | (exclude >= num_keys)][0].item()
+        raise ValueError(f"exclude contains {bad}, which is not allowed: a key index 0..{num_keys - 1}, or -1 for none")
+    some_none, some_own = bool((exclude < 0).any()), bool((exclude >= 0).any())
+    all_keys = ring_ranks(lower, upper, num_keys) if some_none else (0, 0)
+    others = ring_ranks(lower, upper, num_keys - 1) if some_own or not some_none else (0, 0)
+    return [*all_keys, *others]
+
+
+def check_temperature(temperature: float) -> None:
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature = {temperature} is not allowed: a positive number")
+
+
+def _common_size(ranks: list[int], exclude: Tensor | None) -> None:
+    first, end, first_of_rest, end_of_rest = ranks
+    if exclude is not None and (exclude < 0).any() and (exclude >= 0).any() and end - first != end_of_rest - first_of_rest:
+        raise ValueError(
+            f"exclude mixes -1 with key indices: {end - first} keys would be kept for the one, "
+            f"{end_of_rest - first_of_rest} for the other; exclude a key for every query or for none, or draw num_samples"
+        )
+
+
+# ---- implementations -----------------------------------------------------------------------------------------------
+
+
+@torch.library.impl(_definitions, "ring_sample", "CPU")
+def _(query, keys, lower, upper, exclude, positions, with_indices):
+    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    if positions is None:
+        _common_size(ranks, exclude)
+        if exclude is None or not (exclude >= 0).any():
+            exclude = None
+    return _kernels._ring_sample_cpu(query, keys, ranks, exclude, positions, with_indices)
+
+
+@torch.library.impl(_definitions, "ring_sample_query_gradient", "CPU")
+def _(gradient, indices, keys):
+    # Members are gathered key by key, which a channel-major layout would make one cache miss per number.
+    return _kernels._ring_sample_query_gradient_cpu(gradient, indices, keys.contiguous())
+
+
+@torch.library.impl(_definitions, "ring_sample_keys_gradient", "CPU")
+def _(gradient, indices, query, num_keys):
+    return _kernels._ring_sample_keys_gradient_cpu(gradient, indices, query, num_keys)
+
+
+@torch.library.impl(_definitions, "ring_info_nce", "CPU")
+def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
+    check_temperature(temperature.item())
+    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    return _kernels._ring_info_nce_cpu(query, positive_key, keys, ranks, temperature.item(), exclude, with_gradient)
+
+
+@torch.library.impl(_definitions, "ring_info_nce_keys_gradient", "CPU")
+def _(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gradient):
+    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    return _kernels._ring_info_nce_keys_gradient_cpu(
+        query, keys, ranks, temperature.item(), exclude, log_denominator, loss_gradient
+    )
+
+
+def _implement_by_reference(device_type: str) -> None:
+    """Plain PyTorch for devices without kernels."""
+
+    def sample(query, keys, lower, upper, exclude, positions, with_indices):
+        _library.warn_reference("ring_sample", device_type)
+        ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+        if positions is None:
+            _common_size(ranks, exclude)
+        similarities, indices = reference.ring_sample(query, keys, lower, upper, exclude, positions)
+        return similarities.contiguous(), indices.contiguous() if with_indices else indices.new_empty(0, indices.shape[1])
+
+    def query_gradient(gradient, indices, keys):
+        return torch.einsum("nm,nmc->nc", gradient, keys[indices].float())
+
+    def keys_gradient(gradient, indices, query, num_keys):
+        parts = gradient[..., None] * query.float()[:, None]
+        zeros = gradient.new_zeros(num_keys, query.shape[1])
+        return zeros.index_put((indices,), parts, accumulate=True)
+
+    def info_nce(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
+        _library.warn_reference("ring_info_nce", device_type)
+        _all_ranks(lower, upper, keys.shape[0], exclude)
+        loss = reference.ring_info_nce(query, positive_key, keys, temperature, lower, upper, exclude)
+        positive = (query.float() * positive_key.float()).sum(dim=1)
+        log_denominator = loss.double() + positive.double() / temperature
+        if not with_gradient:
+            return loss.float(), log_denominator, loss.new_empty(0, query.shape[1])
+        weights = _member_weights(query, keys, temperature, lower, upper, exclude, log_denominator)
+        own_weight = torch.expm1(-loss)[:, None]
+        gradient = (weights @ keys.float() + own_weight * positive_key.float()) / temperature
+        return loss.float(), log_denominator, gradient.float()
+
+    def info_nce_keys_gradient(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gradient):
+        weights = _member_weights(query, keys, temperature, lower, upper, exclude, log_denominator)
+        return ((weights * loss_gradient[:, None]).T @ query.float() / temperature).float()
+
+    for name, function in (
+        ("ring_sample", sample),
+        ("ring_sample_query_gradient", query_gradient),
+        ("ring_sample_keys_gradient", keys_gradient),
+        ("ring_info_nce", info_nce),
+        ("ring_info_nce_keys_gradient", info_nce_keys_gradient),
+    ):
+        _definitions.impl(name, function, device_type.upper())
+
+
+def _member_weights(query, keys, temperature, lower, upper, exclude, log_denominator):
+    """Softmax weights of the ring's members, zero elsewhere: (N, K) float32."""
+    similarities = reference.similarity(query, keys)
+    mask = reference.member_mask(similarities, lower, upper, exclude)
+    weights = torch.exp(similarities.double() / temperature - log_denominator[:, None])
+    return weights.masked_fill(~mask, 0.0).float()
+
+
+for _device_type in ("cuda", "mps", "xpu"):
+    _implement_by_reference(_device_type)
+
+
+# ---- fakes ---------------------------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("iecl_fast::ring_sample")
+def _(query, keys, lower, upper, exclude, positions, with_indices):
+    if positions is None:
+        first, end = ring_ranks(lower, upper, keys.shape[0] - (exclude is not None))
+        count = end - first
+    else:
+        count = positions.shape[1]
+    rows = query.shape[0]
+    similarities = query.new_empty(rows, count, dtype=torch.float32)
+    return similarities, query.new_empty(rows if with_indices else 0, count, dtype=torch.int64)
+
+
+@torch.library.register_fake("iecl_fast::ring_sample_query_gradient")
+def _(gradient, indices, keys):
+    return keys.new_empty(indices.shape[0], keys.shape[1], dtype=torch.float32)
+
+
+@torch.library.register_fake("iecl_fast::ring_sample_keys_gradient")
+def _(gradient, indices, query, num_keys):
+    return query.new_empty(num_keys, query.shape[1], dtype=torch.float32)
+
+
+@torch.library.register_fake("iecl_fast::ring_info_nce")
+def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
+    rows, channels = query.shape
+    return (
+        query.new_empty(rows, dtype=torch.float32),
+        query.new_empty(rows, dtype=torch.float64),
+        query.new_empty(rows if with_gradient else 0, channels, dtype=torch.float32),
+    )
+
+
+@torch.library.register_fake("iecl_fast::ring_info_nce_keys_gradient")
+def _(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gradient):
+    return keys.new_empty(keys.shape, dtype=torch.float32)
+
+
+# ---- autograd ------------------------------------------------------------------------------------------------------
+
+
+def _refuse_double_backward(operator: str, *gradients: Tensor | None) -> None:
+    """Results that are not the public one get a gradient only when a backward pass is differentiated."""
+    if any(gradient is not None for gradient in gradients):
+        raise RuntimeError(f"iecl_fast.{operator} has no second derivative")
+
+
+def _sample_context(ctx, inputs, output):
+    query, keys, *_ = inputs
+    ctx.save_for_backward(query, keys, output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _sample_backward(ctx, gradient, _):
+    query, keys, indices = ctx.saved_tensors
+    query_gradient = keys_gradient = None
+    if gradient is not None:
+        gradient = gradient.float().contiguous()
+        if ctx.needs_input_grad[0]:
+            query_gradient = _kernels.ring_sample_query_gradient(gradient, indices, keys).to(query.dtype)
+        if ctx.needs_input_grad[1]:
+            keys_gradient = _kernels.ring_sample_keys_gradient(gradient, indices, query, keys.shape[0]).to(keys.dtype)
+    return query_gradient, keys_gradient, None, None, None, None, None
+
+
+def _info_nce_context(ctx, inputs, output):
+    query, positive_key, keys, temperature, lower, upper, exclude, _ = inputs
+    loss, log_denominator, query_gradient = output
+    ctx.save_for_backward(query, positive_key, keys, temperature, exclude, loss, log_denominator, query_gradient)
+    ctx.percentiles = lower, upper
+    ctx.set_materialize_grads(False)
+
+
+def _info_nce_backward(ctx, gradient, log_denominator_gradient, query_gradient_gradient):
+    _refuse_double_backward("ring_info_nce", log_denominator_gradient, query_gradient_gradient)
+    needs_query, needs_positive, needs_keys, needs_temperature, *_ = ctx.needs_input_grad
+    gradients = [None] * 8
+    if gradient is None:
+        return tuple(gradients)
+    query, positive_key, keys, temperature, exclude, loss, log_denominator, row_gradient = ctx.saved_tensors
+    if needs_query:
+        gradients[0] = (gradient[:, None] * row_gradient).to(query.dtype)
+    if needs_positive:
+        # The softmax weight of the positive is exp(-loss).
+        factor = gradient * torch.expm1(-loss) / temperature
+        gradients[1] = (factor[:, None] * query).to(positive_key.dtype)
+    if needs_keys:
+        gradients[2] = _kernels.ring_info_nce_keys_gradient(
+            query, keys, temperature, *ctx.percentiles, exclude, log_denominator, gradient.float().contiguous()
+        ).to(keys.dtype)
+    if needs_temperature:
+        # d loss / dT = -(sum of weights * similarity - positive similarity) / T^2 = -(query . d loss / d query) / T
+        slope = (gradient[:, None] * row_gradient * query).sum(dtype=torch.float64)
+        gradients[3] = (-slope / temperature).to(temperature.dtype).reshape(temperature.shape)
+    return tuple(gradients)
+
+
+torch.library.register_autograd("iecl_fast::ring_sample", _sample_backward, setup_context=_sample_context)
+torch.library.register_autograd("iecl_fast::ring_info_nce", _info_nce_backward, setup_context=_info_nce_context)
