@@ -1,0 +1,127 @@
+"""Stores of keys from earlier steps, from which contrastive methods take their negatives."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def gather_rows(rows: Tensor) -> Tensor:
+    """Concatenate the rows of all ranks along dimension 0, in rank order.
+
+    Every rank gets the same result. Without an initialised process group, or in a group of one, it is ``rows`` itself,
+    detached. The ranks may bring different numbers of rows (a short last batch), also none; the other dimensions and
+    the dtype must agree. No gradient flows through.
+    """
+    rows = rows.detach()
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return rows
+    size = torch.tensor([len(rows)], device=rows.device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    sizes = torch.cat(sizes).tolist()
+    # Collectives need equal shapes: pad to the longest and cut what was padded.
+    longest = rows.new_zeros(max(sizes), *rows.shape[1:])
+    longest[: len(rows)] = rows
+    parts = [torch.empty_like(longest) for _ in sizes]
+    dist.all_gather(parts, longest)
+    return torch.cat([part[:n] for part, n in zip(parts, sizes, strict=True)])
+
+
+class MemoryQueue(nn.Module):
+    """The last ``num_keys`` keys, first in, first out: MoCo's queue (He et al. 2020, "Momentum Contrast", section 3.2).
+
+    Every batch size fits: a batch that crosses the end of the storage wraps, one that is longer than the queue leaves
+    its last ``num_keys`` rows, and nothing is dropped or reordered. Under ``torch.distributed`` each rank's keys are
+    gathered in rank order, so all ranks hold the same queue; alone it works without a process group.
+
+    All state is in buffers and so in ``state_dict``: a resumed run continues where it stopped, on any number of ranks.
+    Keys are stored as they come; whoever compares by cosine enqueues unit rows.
+
+    Args:
+        num_keys: rows K of the queue.
+        dim: width C of a key.
+        with_ids: keep an integer beside each key (its image's index in the dataset).
+
+    Attributes:
+        keys: (K, C) float32. Random unit rows until they are overwritten, as in the original.
+        pointer: int64 scalar, the row that the next key goes to; once the queue is full it is the oldest key's row.
+        filled: int64 scalar, how many rows hold enqueued keys, at most K.
+        ids: (K,) int64, -1 where no id was given; only with ``with_ids``.
+    """
+
+    keys: Tensor
+    pointer: Tensor
+    filled: Tensor
+    ids: Tensor
+
+    def __init__(self, num_keys: int, dim: int, *, with_ids: bool = False):
+        super().__init__()
+        for name, value in (("num_keys", num_keys), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.num_keys = num_keys
+        self.dim = dim
+        self.with_ids = with_ids
+        self.register_buffer("keys", F.normalize(torch.randn(num_keys, dim), dim=1))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
+        if with_ids:
+            self.register_buffer("ids", torch.full((num_keys,), -1))
+
+    @torch.no_grad()
+    def enqueue(self, keys: Tensor, ids: Tensor | None = None) -> None:
+        """Store a batch in place of the oldest keys.
+
+        Call it once a step and after the loss, on every rank: it is a collective under ``torch.distributed``.
+
+        Args:
+            keys: (N, C), floating point, any N. Converted to the queue's dtype; no gradient is kept.
+            ids: (N,), integers; required by a queue with ids and refused by one without.
+
+        Raises:
+            ValueError: a shape does not fit, or ids are missing or unexpected.
+            TypeError: keys are not floating point, or ids not integers.
+        """
+        self._check(keys, ids)
+        rows = gather_rows(keys.to(self.keys.dtype))
+        skipped = max(0, len(rows) - self.num_keys)  # rows that a batch longer than the queue overwrites itself
+        # Positions are computed on the device: no synchronisation.
+        positions = (self.pointer + torch.arange(skipped, len(rows), device=rows.device)) % self.num_keys
+        self.keys.index_copy_(0, positions, rows[skipped:])
+        if ids is not None:
+            self.ids.index_copy_(0, positions, gather_rows(ids.to(torch.int64))[skipped:])
+        self.pointer.add_(len(rows)).remainder_(self.num_keys)
+        self.filled.add_(len(rows)).clamp_(max=self.num_keys)
+
+    @torch.no_grad()
+    def rows_of(self, ids: Tensor) -> Tensor:
+        """Rows of the newest keys with these ids, as :func:`iecl_fast.ring_info_nce` takes them for ``exclude``.
+
+        Args:
+            ids: (N,), integers, on the queue's device; only for a queue with ids.
+
+        Returns:
+            (N,) int64, indices into ``keys``; -1 where the queue holds no key with that id.
+        """
+        by_age = (self.pointer + torch.arange(self.num_keys, device=ids.device)) % self.num_keys  # oldest first
+        known, order = torch.sort(self.ids[by_age], stable=True)
+        last = (torch.searchsorted(known, ids.to(known.dtype), right=True) - 1).clamp_(min=0)
+        return torch.where(known[last] == ids, by_age[order[last]], -1)
+
+    def _check(self, keys: Tensor, ids: Tensor | None) -> None:
+        if keys.ndim != 2 or keys.shape[1] != self.dim:
+            raise ValueError(f"keys must have shape (N, {self.dim}), got {tuple(keys.shape)}")
+        if not keys.is_floating_point():
+            raise TypeError(f"keys must be floating point, got {keys.dtype}")
+        if (ids is not None) != self.with_ids:
+            wanted = "needs ids beside the keys" if self.with_ids else "takes no ids"
+            raise ValueError(f"a MemoryQueue built with with_ids={self.with_ids} {wanted}")
+        if ids is not None and ids.shape != keys.shape[:1]:
+            raise ValueError(f"ids must have shape ({len(keys)},), one for each key, got {tuple(ids.shape)}")
+        if ids is not None and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
+            raise TypeError(f"ids must be integers, got {ids.dtype}")
+
+    def extra_repr(self) -> str:
+        return f"num_keys={self.num_keys}, dim={self.dim}, with_ids={self.with_ids}"
