@@ -77,9 +77,6 @@ class Digits(Dataset):
         self.targets = digits.target[rows].tolist()
         self.classes = [str(digit) for digit in digits.target_names]
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return self.images[index], self.targets[index]
 

@@ -31,8 +31,8 @@ class MoCo(nn.Module):
 
     On one process BatchNorm of the key branch sees its batch as it is. Under ``torch.distributed`` the key batch is
     shuffled over the ranks before the key encoder and back after it, so that the batch statistics do not tell the
-    positive (He et al. 2020, section 3.3); networks without BatchNorm, or with SyncBatchNorm, need none of it. All
-    ranks hold the same queue, so DDP's ``broadcast_buffers=False`` is right and saves a broadcast each step.
+    positive (He et al. 2020, section 3.3); networks without BatchNorm, or with SyncBatchNorm, need none of it. Ranks
+    that build the method with the same seed hold the same queue ever after, so DDP need not broadcast buffers.
 
     Args:
         backbone: the network to be trained, (N, 3, H, W) -> (N, ``backbone.feature_dim``).

@@ -50,7 +50,7 @@ def train(method, wrapped, batches):
 
 def run_both(rank):
     method = build(Pixels)
-    wrapped = DistributedDataParallel(method, broadcast_buffers=False)
+    wrapped = DistributedDataParallel(method)
     part = slice(5 * rank, 5 * rank + 5)
     gradients = train(method, wrapped, [[view[part] for view in views] for views in joined_batches((5, 5))])
 

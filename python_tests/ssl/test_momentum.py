@@ -27,6 +27,7 @@ def test_starts_as_a_frozen_copy():
     assert not out.requires_grad
     perturb(online)
     assert not torch.equal(momentum.module[0].weight, online[0].weight)
+    assert "momentum=0.999" in repr(momentum)
 
 
 @pytest.mark.parametrize("m", [0.0, 0.9, 1.0])
