@@ -1,0 +1,1 @@
+"""The pretraining loop: configuration, checkpoints, logs."""

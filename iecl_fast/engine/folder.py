@@ -1,0 +1,91 @@
+"""The run folder: where each thing lies, and that nothing in it is overwritten."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+
+from iecl_fast.engine.checkpoint import whole_file
+from iecl_fast.engine.config import parse_yaml
+from iecl_fast.engine.errors import UsageError
+
+
+class RunFolder:
+    """Paths of a run's files.
+
+    ``config.yaml`` ``environment.json`` ``metrics.csv`` ``curves.png`` ``result.json`` ``checkpoints/last.ckpt``
+    ``tensorboard/``
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.environment = self.path / "environment.json"
+        self.metrics = self.path / "metrics.csv"
+        self.curves = self.path / "curves.png"
+        self.result = self.path / "result.json"
+        self.checkpoint = self.path / "checkpoints" / "last.ckpt"
+        self.tensorboard = self.path / "tensorboard"
+
+    @classmethod
+    def create(cls, path):
+        """A new run folder.
+
+        Raises:
+            UsageError: there is something already, or it cannot be made. An empty folder is no obstacle.
+        """
+        folder = cls(path)
+        try:
+            if folder.path.exists() and not (folder.path.is_dir() and not any(folder.path.iterdir())):
+                advice = f"go on with it by --resume {path}, or name" if folder.config.exists() else "name"
+                raise UsageError(f"{path} exists already and is not overwritten: {advice} another folder with --output")
+            folder.checkpoint.parent.mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(f"the run folder {path} cannot be made: {error.strerror}") from None
+        return folder
+
+    @classmethod
+    def open(cls, path):
+        """An existing run folder.
+
+        Raises:
+            UsageError: there is none, or nothing of a run in it.
+        """
+        folder = cls(path)
+        if not folder.path.is_dir():
+            raise UsageError(f"there is no run folder {path}")
+        if not folder.config.is_file():
+            raise UsageError(f"{path} is no run folder: it has no config.yaml")
+        return folder
+
+    def read_config(self):
+        """The nested dict that config.yaml holds."""
+        return parse_yaml(self.config.read_text(errors="replace"), self.config)
+
+    def read_result(self):
+        """The dict that result.json holds."""
+        try:
+            return json.loads(self.result.read_text())
+        except ValueError as error:
+            raise UsageError(f"{self.result} is damaged: {error}") from None
+
+    def write_config(self, config):
+        """Write a nested dict of plain values as config.yaml."""
+        with whole_file(self.config) as file:
+            file.write(yaml.safe_dump(config, sort_keys=False, default_flow_style=None).encode())
+
+
+def write_json(path, values):
+    """Write plain values, whole or not at all."""
+    with whole_file(path) as file:
+        file.write((json.dumps(values, indent=2) + "\n").encode())
+
+
+def default_output(config):
+    """``runs/<method>-<data>-<time>`` under the working directory."""
+    data = Path(config.data.name).name
+    return f"runs/{config.method['name']}-{data}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -1,0 +1,123 @@
+"""What a run writes while it goes: metrics.csv, TensorBoard events, a progress bar."""
+
+import csv
+import sys
+import time
+
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from iecl_fast.engine.checkpoint import whole_file
+from iecl_fast.engine.errors import UsageError
+
+
+class MetricsFile:
+    """metrics.csv: one row of numbers for each logged step, first column ``step``.
+
+    Opened on an existing file, rows after `last_step` are cut off: they belong to steps that a resumed run takes again.
+    Numbers are written so that reading gives the same bits back.
+
+    Args:
+        path: the file.
+        last_step: of the checkpoint from which the run goes on; 0 for a new run.
+    """
+
+    def __init__(self, path, last_step=0):
+        lines = _whole_lines(path) if path.exists() else []
+        try:
+            kept = lines[:1] + [line for line in lines[1:] if int(line.partition(",")[0]) <= last_step]
+        except ValueError:
+            raise UsageError(f"{path} is damaged: a row does not begin with its step") from None
+        with whole_file(path) as file:
+            file.write("".join(kept).encode())
+        self._columns = kept[0].rstrip("\n").split(",") if kept else None
+        self._file = open(path, "a", newline="")  # noqa: SIM115 (closed by close)
+
+    def write(self, row):
+        """Append a row, a dict of numbers. The first row's keys are the columns.
+
+        Raises:
+            ValueError: a later row has other keys.
+        """
+        writer = csv.writer(self._file, lineterminator="\n")
+        if self._columns is None:
+            self._columns = list(row)
+            writer.writerow(self._columns)
+        if list(row) != self._columns:
+            raise ValueError(f"the columns of {self._file.name} are {self._columns}, a row has {list(row)}")
+        writer.writerow(row.values())
+        self._file.flush()
+
+    def close(self):
+        self._file.close()
+
+
+def read_metrics(path):
+    """The rows of metrics.csv as dicts of floats. A last line that was cut short by a kill is left out.
+
+    Returns:
+        list of dict from column to float; "step" and "epoch" are ints.
+    """
+    return [
+        {key: int(value) if key in ("step", "epoch") else float(value) for key, value in row.items()}
+        for row in csv.DictReader(_whole_lines(path))
+    ]
+
+
+def _whole_lines(path):
+    with open(path, newline="") as file:
+        return [line for line in file if line.endswith("\n")]
+
+
+class RunLog:
+    """The three logs behind one call.
+
+    Args:
+        folder: `RunFolder`.
+        step, total_steps: steps taken already, and of the whole run.
+        images_per_step: for the progress bar's rate.
+        progress: whether to show the bar.
+    """
+
+    def __init__(self, folder, *, step, total_steps, images_per_step, progress):
+        self._metrics = MetricsFile(folder.metrics, last_step=step)
+        self._tensorboard = SummaryWriter(folder.tensorboard, purge_step=step + 1)
+        self._images_per_step = images_per_step
+        self._written_step, self._written_at = step, time.perf_counter()
+        self._bar = tqdm(
+            total=total_steps * images_per_step,
+            initial=step * images_per_step,
+            unit="img",
+            unit_scale=True,
+            dynamic_ncols=True,
+            mininterval=0.5 if sys.stderr.isatty() else 10.0,  # a log file is not to fill with bars
+            disable=not progress,
+        )
+
+    def advance(self):
+        """One step was taken."""
+        self._bar.update(self._images_per_step)
+
+    def write(self, step, epoch, learning_rate, values):
+        """Log a step.
+
+        Args:
+            step: counted from 1. epoch: counted from 1.
+            learning_rate: of this step.
+            values: dict of floats: "loss" and what else the method gives.
+        """
+        self._metrics.write({"step": step, "epoch": epoch, "learning_rate": learning_rate, **values})
+        for name, value in values.items():
+            self._tensorboard.add_scalar(name, value, step)
+        self._tensorboard.add_scalar("learning_rate", learning_rate, step)
+        now = time.perf_counter()
+        images = (step - self._written_step) * self._images_per_step
+        self._tensorboard.add_scalar("images_per_second", images / (now - self._written_at), step)
+        self._written_step, self._written_at = step, now
+        self._bar.set_description(f"epoch {epoch}", refresh=False)
+        self._bar.set_postfix(loss=f"{values['loss']:.4f}", refresh=False)
+
+    def close(self):
+        self._bar.close()
+        self._metrics.close()
+        self._tensorboard.close()

@@ -1,0 +1,105 @@
+"""Checkpoints: whole or not at all, nothing but data in them, random states exactly."""
+
+import os
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from iecl_fast.engine import checkpoint
+from iecl_fast.engine.checkpoint import get_rng_state, load_checkpoint, save_checkpoint, set_rng_state, whole_file
+from iecl_fast.engine.errors import UsageError
+
+CPU = torch.device("cpu")
+
+
+def test_round_trip(tmp_path):
+    state = {"tensor": torch.arange(5.0), "nested": {"list": [1, "a", None], "pair": (0.1, True)}}
+    save_checkpoint(tmp_path / "last.ckpt", state)
+    loaded = load_checkpoint(tmp_path / "last.ckpt")
+    assert torch.equal(loaded.pop("tensor"), state["tensor"])
+    assert loaded == {"format": checkpoint.FORMAT, "nested": state["nested"]}
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("where", ["write", "fsync", "replace"])
+def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch, where):
+    path = tmp_path / "last.ckpt"
+    save_checkpoint(path, {"step": 1})
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    if where == "write":
+        monkeypatch.setattr(torch, "save", lambda state, file: (file.write(b"half"), fail()))
+    else:
+        monkeypatch.setattr(os, where, fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(path, {"step": 2})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_until_the_end_the_new_file_does_not_have_the_name(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with whole_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def zeros_in_the_middle(path):
+    data = bytearray(path.read_bytes())
+    data[100:400] = bytes(300)
+    path.write_bytes(data)
+
+
+class Code:
+    def __reduce__(self):
+        return (os.system, ("true",))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        zeros_in_the_middle,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("something else"),
+        lambda path: torch.save([1, 2], path),
+        lambda path: torch.save({"weights": 1}, path),
+        lambda path: torch.save({"format": 99}, path),
+        lambda path: torch.save({"format": 1, "code": Code()}, path),
+        lambda path: path.write_bytes(pickle.dumps(Code())),
+        lambda path: path.unlink(),
+    ],
+    ids=["cut", "overwritten", "empty", "text", "list", "foreign", "format", "code", "pickle", "missing"],
+)
+def test_a_damaged_or_foreign_file_is_said_with_its_name(tmp_path, damage):
+    path = tmp_path / "last.ckpt"
+    save_checkpoint(path, {"tensor": torch.zeros(100)})
+    damage(path)
+    with pytest.raises(UsageError, match=r"last\.ckpt") as caught:
+        load_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_random_states_come_back_from_a_file(tmp_path):
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(3).tolist(), np.random.randn()
+
+    np.random.randn()  # leaves a cached second number, which is part of the state
+    save_checkpoint(tmp_path / "c", {"rng": get_rng_state(CPU)})
+    expected = draw()
+    draw()
+    set_rng_state(load_checkpoint(tmp_path / "c")["rng"], CPU)
+    assert draw() == expected
