@@ -1,0 +1,58 @@
+"""Builds device code against csrc/simt, the CUDA execution model on the host, into a Python module for the tests."""
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pybind11
+import torch
+
+ROOT = Path(__file__).parent.parent
+CSRC = ROOT / "csrc"
+INCLUDES = [
+    f"-I{folder}"
+    for folder in (
+        CSRC,
+        Path(torch.__file__).parent / "include",
+        pybind11.get_include(),
+        sysconfig.get_path("include"),
+    )
+]
+FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
+# Every access to memory becomes a call that csrc/simt/simt.cpp answers; no sanitizer is linked.
+WATCHED = ["-fsanitize=thread,bounds", "-fno-tree-vectorize"]
+
+
+def build_simt_module(name: str, kernels: Path, bindings: Path):
+    """Import the pybind11 module ``name`` of ``kernels`` (watched) and ``bindings`` (not), built once per contents."""
+    compiler = os.environ.get("CXX", "g++")
+    headers = sorted(path for suffix in ("h", "cuh", "cu") for path in CSRC.rglob(f"*.{suffix}"))
+    contents = [path.read_bytes() for path in (*headers, CSRC / "simt" / "simt.cpp", kernels, bindings)]
+    version = subprocess.run([compiler, "--version"], capture_output=True).stdout
+    options = repr((name, FLAGS, WATCHED, INCLUDES, torch.__version__)).encode()
+    digest = hashlib.sha256(b"\0".join([*contents, version, options])).hexdigest()[:16]
+    folder = ROOT / "build" / "simt" / f"{name}-{digest}"
+    library = folder / f"{name}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        compiles = []
+        for source, flags in ((CSRC / "simt" / "simt.cpp", ["-O2"]), (kernels, WATCHED), (bindings, ["-O0"])):
+            target = folder / f"{source.stem}.{os.getpid()}.o"
+            command = [compiler, *FLAGS, *INCLUDES, *flags, "-x", "c++", "-c", str(source), "-o", str(target)]
+            compiles.append((target, subprocess.Popen(command)))
+        failed = [target.name for target, compile in compiles if compile.wait() != 0]
+        if failed:
+            raise RuntimeError(f"{', '.join(failed)} did not compile")
+        # Static variables of device code are its shared memory: in a section of its own it can be poisoned and watched.
+        subprocess.run(["objcopy", "--rename-section", ".bss=simt_shared", str(compiles[1][0])], check=True)
+        unfinished = folder / f"{name}.{os.getpid()}.so"
+        objects = [str(target) for target, _ in compiles]
+        subprocess.run([compiler, "-shared", *objects, "-o", str(unfinished)], check=True)
+        unfinished.replace(library)  # whole or not at all, also if two test processes build it
+    spec = importlib.util.spec_from_file_location(name, library)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
