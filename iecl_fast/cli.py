@@ -124,7 +124,7 @@ def run_pretrain(arguments):
     if arguments.resume is not None and arguments.output is not None:
         raise UsageError("--output is for a new run, --resume goes on in its own folder: give one of them")
     if arguments.config is None and arguments.resume is not None:
-        mapping = RunFolder.open(arguments.resume).read_config()
+        mapping = RunFolder.of_run(arguments.resume).read_config()
     else:
         mapping = read_recipe(arguments.config or "digits")
     named = {

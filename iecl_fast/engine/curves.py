@@ -43,7 +43,8 @@ def _draw_panel(axes, steps, values, name):
     axes.plot(steps, values, color="tab:blue", alpha=0.3 if window > 1 else 1.0, linewidth=1)
     if window > 1:
         means = np.convolve(values, np.full(window, 1 / window), mode="valid")
-        axes.plot(steps[window - 1 :], means, color="tab:blue", linewidth=1.8)
+        first = (window - 1) // 2  # the middle of each window
+        axes.plot(steps[first : first + len(means)], means, color="tab:blue", linewidth=1.8)
     axes.set_title(name.replace("_", " "), fontsize=10)
     axes.set_xlabel("step", fontsize=9)
     axes.grid(alpha=0.3)

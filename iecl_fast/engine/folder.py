@@ -32,25 +32,21 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
 
     @classmethod
-    def create(cls, path):
-        """A new run folder.
+    def for_new_run(cls, path):
+        """A folder that is free: not there, or empty. Nothing is made yet.
 
         Raises:
-            UsageError: there is something already, or it cannot be made. An empty folder is no obstacle.
+            UsageError: there is something already.
         """
         folder = cls(path)
-        try:
-            if folder.path.exists() and not (folder.path.is_dir() and not any(folder.path.iterdir())):
-                advice = f"go on with it by --resume {path}, or name" if folder.config.exists() else "name"
-                raise UsageError(f"{path} exists already and is not overwritten: {advice} another folder with --output")
-            folder.checkpoint.parent.mkdir(parents=True)
-        except OSError as error:
-            raise UsageError(f"the run folder {path} cannot be made: {error.strerror}") from None
+        if folder.path.exists() and not (folder.path.is_dir() and not any(folder.path.iterdir())):
+            advice = f"go on with it by --resume {path}, or name" if folder.config.exists() else "name"
+            raise UsageError(f"{path} exists already and is not overwritten: {advice} another folder with --output")
         return folder
 
     @classmethod
-    def open(cls, path):
-        """An existing run folder.
+    def of_run(cls, path):
+        """The folder of a run that was begun.
 
         Raises:
             UsageError: there is none, or nothing of a run in it.
@@ -61,6 +57,17 @@ class RunFolder:
         if not folder.config.is_file():
             raise UsageError(f"{path} is no run folder: it has no config.yaml")
         return folder
+
+    def make(self):
+        """Make the folder.
+
+        Raises:
+            UsageError: the system does not let it be made.
+        """
+        try:
+            self.checkpoint.parent.mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
 
     def read_config(self):
         """The nested dict that config.yaml holds."""

@@ -47,12 +47,12 @@ def pretrain(config, resume=None):
     """
     with StopSignals() as signals:
         fabric = _launch_fabric(config.trainer)
-        folder = _on_rank_zero(fabric, lambda: _open_folder(config, resume))
+        folder = _on_rank_zero(fabric, lambda: _find_folder(config, resume))
         if folder.result.exists():
             return folder, folder.read_result()
-        _on_rank_zero(fabric, lambda: record_environment(folder.environment, fabric))
         config = replace(config, output=str(folder.path))
-        run = Pretraining(config, fabric, folder, signals)
+        run = Pretraining(config, fabric, folder, signals)  # nothing is written before all parts are there
+        _on_rank_zero(fabric, lambda: _prepare_folder(folder, config, fabric))
         try:
             run.restore_or_begin()
             run.train()
@@ -83,6 +83,9 @@ class Pretraining:
 
         trainer = config.trainer
         self.views = build.training_views(config)
+        self.evaluation_data = build.evaluation_data(config)
+        if len(self.views) < 2 * fabric.world_size:
+            raise UsageError(f"data: there must be at least 2 images for each device, {config.data.name} has too few")
         self.steps_per_epoch = len(self._batches(epoch=0, start=0)) // trainer.accumulate
         if self.steps_per_epoch == 0:
             raise UsageError(
@@ -152,7 +155,7 @@ class Pretraining:
                 self.folder,
                 step=self.step,
                 total_steps=self.total_steps,
-                images_per_step=self.config.trainer.batch_size * self.config.trainer.accumulate,
+                images_per_step=self._batches(epoch=0, start=0).batch_size * self.config.trainer.accumulate,
                 progress=self.config.trainer.progress,
             )
         try:
@@ -254,7 +257,7 @@ class Pretraining:
         return result
 
     def _measure(self):
-        train, test, classes = build.evaluation_data(self.config)
+        train, test, num_classes = self.evaluation_data
         if self.fabric.world_size > 1:
             # Each rank's batch norm has statistics of its own; those of rank 0 are what a checkpoint holds.
             for buffer in self.method.backbone.buffers():
@@ -263,7 +266,7 @@ class Pretraining:
             self.method.backbone,
             train,
             test,
-            classes,
+            num_classes,
             PROTOCOLS,
             options=self.config.evaluate,
             fabric=self.fabric,
@@ -311,10 +314,10 @@ def _launch_fabric(trainer):
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"trainer: {' '.join(str(error).split())}") from None
     fabric.launch()
-    if trainer.batch_size % fabric.world_size:
+    if trainer.batch_size % fabric.world_size or trainer.batch_size < 2 * fabric.world_size:
         raise UsageError(
-            f"trainer.batch_size: {trainer.batch_size} is not allowed, "
-            f"it must be a multiple of the {fabric.world_size} devices"
+            f"trainer.batch_size: {trainer.batch_size} is not allowed, it must be a multiple of the number of devices, "
+            f"{fabric.world_size}, and give each at least 2 images (batch norm)"
         )
     return fabric
 
@@ -333,15 +336,21 @@ def _on_rank_zero(fabric, action):
     return outcome
 
 
-def _open_folder(config, resume):
-    """A new run folder with its configuration in it, or the one to resume if its configuration is this one."""
+def _find_folder(config, resume):
+    """A folder for a new run, not made yet, or the one to resume if its configuration is this one."""
     if resume is None:
-        folder = RunFolder.create(config.output or default_output(config))
-        folder.write_config(replace(config, output=str(folder.path)).to_dict())
-        return folder
-    folder = RunFolder.open(resume)
+        return RunFolder.for_new_run(config.output or default_output(config))
+    folder = RunFolder.of_run(resume)
     saved = load_checkpoint(folder.checkpoint)["config"] if folder.checkpoint.exists() else folder.read_config()
     if changed := differences(saved, config.to_dict()):
         lines = "".join(f"\n  {key}: the run has {old!r}, asked for is {new!r}" for key, old, new in changed)
         raise UsageError(f"{resume} cannot be resumed with another configuration:{lines}")
     return folder
+
+
+def _prepare_folder(folder, config, fabric):
+    """Make a new run's folder with its configuration in it; note in either case what the run runs on."""
+    if not folder.config.exists():
+        folder.make()
+        folder.write_config(config.to_dict())
+    record_environment(folder.environment, fabric)

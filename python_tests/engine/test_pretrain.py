@@ -194,6 +194,13 @@ def test_a_damaged_checkpoint_is_said(small_run, whole_run, tmp_path, capsys):
     assert "Traceback" not in message
 
 
+def test_a_damaged_result_is_said(whole_run, tmp_path, capsys):
+    folder = shutil.copytree(whole_run, tmp_path / "copy")
+    (folder / "result.json").write_text("{")
+    assert main(["pretrain", "--resume", str(folder)]) == 2
+    assert "result.json is damaged" in capsys.readouterr().err
+
+
 def test_a_data_set_of_another_size_is_said(whole_run, tmp_path, capsys):
     folder = shutil.copytree(whole_run, tmp_path / "copy")
     (folder / "result.json").unlink()
@@ -229,19 +236,22 @@ def test_more_accumulation_than_batches_is_refused(small_run, capsys):
     [
         (["ring.lower=[0,94]", "ring.upper=94.5"], "ring"),  # keeps none of 32 keys at the end
         (["ring.lower=[0,99]"], "ring"),
-        (["method.dim=0"], "method"),
+        (["method.num_keys=0"], "num_keys"),
         (["method.momentum=1.5"], "method: momentum"),
         (["data.limit=100000"], "data: limit"),
+        (["data.limit=1"], "at least 2 images"),
+        (["trainer.batch_size=1"], "trainer.batch_size: 1 is not allowed"),
         (["trainer.accelerator=cuda"], "trainer"),
     ],
 )
-def test_what_a_part_refuses(small_run, capsys, overrides, words):
+def test_what_a_part_refuses(small_run, tmp_path, capsys, overrides, words):
     if "trainer.accelerator=cuda" in overrides and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     assert main(small_run("run", *overrides)) == 2
     message = capsys.readouterr().err
     assert words in message
     assert message.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_adamw_and_bfloat16(small_run, tmp_path):
@@ -289,5 +299,5 @@ def test_a_batch_that_devices_cannot_share(monkeypatch):
 
     monkeypatch.setattr(loop, "Fabric", lambda **_: Launched())
     trainer = replace(resolve({}).trainer, batch_size=8)
-    with pytest.raises(loop.UsageError, match="a multiple of the 3 devices"):
+    with pytest.raises(loop.UsageError, match=r"a multiple of the number of devices, 3,"):
         loop._launch_fabric(trainer)
