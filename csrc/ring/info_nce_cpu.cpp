@@ -7,7 +7,9 @@
 // from the tile that is hot; the undecided few follow, tile by tile, once the boundaries are known.
 
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "ring/select.h"
 
@@ -22,21 +24,48 @@ constexpr double kDenseShare = 0.4;
 // The sums over a part of one query's members, relative to exp(shift / T).
 struct Partial {
   float shift = -kInfinity;
-  double sum = 0.0;
+  bool fixed = false;  // no member can need another shift
+  alignas(64) float lane_sums[kMaxLanes] = {};
 
-  // Takes a value into account before its exponential is taken. The shift follows the largest value so far, not at every
-  // step but before exp(40) is passed: exp neither overflows nor loses all terms, whatever the temperature. NaN stays.
-  // `weighted` is the sum that goes with it, or nullptr.
+  explicit Partial(const Window& window, double scale) {
+    // All members lie between two known similarities. Where these are close, relative to the temperature, the upper one
+    // serves as shift for all of them and their largest need not be known.
+    const float lower = similarity_of(window.lower.key), upper = similarity_of(window.upper.key);
+    fixed = (static_cast<double>(upper) - lower) * scale < kWidest;
+    if (fixed) shift = upper;
+  }
+
+  // Takes the largest of some values into account before their exponentials are taken. The shift follows the largest value so far, not at
+  // every step but before exp(kWidest) is passed: nothing overflows, and not all terms vanish, whatever the temperature.
+  // NaN stays. `weighted` is the sum that goes with it, or nullptr.
   void cover(float value, double scale, float* weighted, int64_t channels) {
-    if (shift != shift || !((value - shift) * scale > 40.0 || value != value)) return;
+    if (shift != shift) return;
+    if (!((value - shift) * scale > kWidest || value != value)) return;
     const auto factor = static_cast<float>(std::exp((static_cast<double>(shift) - value) * scale));
     if (shift != -kInfinity) {
-      sum *= factor;
+      for (float& sum : lane_sums) sum *= factor;
       for (int64_t c = 0; weighted != nullptr && c < channels; ++c) weighted[c] *= factor;
     }
     shift = value;
   }
+
+  double sum() const { return std::accumulate(lane_sums, lane_sums + kMaxLanes, 0.0); }
+
+ private:
+  static constexpr double kWidest = 40.0;
+
+  // The similarity with an order-preserving key; NaN for the keys of no similarity.
+  static float similarity_of(int32_t key) {
+    const int32_t raw = key ^ (key >> 31 & 0x7fffffff);
+    float similarity;
+    std::memcpy(&similarity, &raw, sizeof raw);
+    return similarity;
+  }
 };
+
+void prefetch(const KeyTile::Ahead& ahead) {
+  for (int64_t byte = 0; byte < ahead.bytes; byte += 64) __builtin_prefetch(ahead.begin + byte, 0, 2);
+}
 
 struct Loss {
   const Problem& problem;
@@ -64,7 +93,11 @@ std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed)
       static_cast<double>(problem.ranks.upper - problem.ranks.lower) > kDenseShare * static_cast<double>(chunks.keys);
 
   Census census(problem, block, chunks);
-  std::vector<Partial> partials(chunks.count * block.size());
+  std::vector<Partial> partials;
+  partials.reserve(chunks.count * block.size());
+  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+    for (const Window& window : windows) partials.emplace_back(window, scale);
+  }
   const bool gradient = query_gradient != nullptr;
   const AlignedFloats weighted(gradient ? chunks.count * block.padded_size() * channels() : 0);
   const auto weighted_sum = [&](int64_t chunk, int64_t row) {
@@ -75,9 +108,11 @@ std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed)
   const auto add = [&](int64_t chunk, int64_t row, Members& members, KeyTile& tile) {
     if (members.count == 0) return;
     Partial& partial = partials[chunk * block.size() + row];
-    partial.cover(kernels.maximum(members.value, members.count), scale, weighted_sum(chunk, row), channels());
+    if (!partial.fixed) {
+      partial.cover(kernels.maximum(members.value, members.count), scale, weighted_sum(chunk, row), channels());
+    }
     if (partial.shift == -kInfinity) return;  // all of them -inf, of no weight
-    partial.sum += kernels.exponentials(members.value, members.count, partial.shift, float_scale);
+    kernels.exponentials(members.value, members.count, partial.shift, float_scale, partial.lane_sums);
     if (gradient) {
       const auto [rows, stride] = tile.rows();
       kernels.weighted_sum(members.value, members.position, members.count, rows, stride, channels(),
@@ -103,12 +138,13 @@ std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed)
       for (int i = 0; i < count; ++i) {
         float* row_weights = weights + i * kTile;
         int members;
-        const int reached = kernels.mask(row_tiles[i], windows[first + i], row_weights, &members, undecided);
+        float largest;
+        const int reached = kernels.mask(row_tiles[i], windows[first + i], row_weights, &members, &largest, undecided);
         census.record(chunk, first + i, row_tiles[i], reached, members, undecided);
         Partial& partial = partials[chunk * block.size() + first + i];
         if (members > 0) {
-          partial.cover(kernels.maximum(row_weights, kTile), scale, weighted_sum(chunk, first + i), channels());
-          partial.sum += kernels.exponentials(row_weights, kTile, partial.shift, float_scale);
+          if (!partial.fixed) partial.cover(largest, scale, weighted_sum(chunk, first + i), channels());
+          kernels.exponentials(row_weights, tile.count(), partial.shift, float_scale, partial.lane_sums);
         } else {
           std::fill_n(row_weights, kTile, 0.0f);
         }
@@ -122,16 +158,18 @@ std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed)
   });
 
   std::vector<Boundaries> boundaries(block.size());
-  std::vector<std::vector<int64_t>> missed(block.groups);
-  parallel(block.groups, [&](int64_t group) { missed[group] = census.resolve(group, windows, boundaries); });
+  const std::vector<int64_t> missed = census.resolve(windows, boundaries, parallel);
 
   parallel(chunks.count, [&](int64_t chunk) {
-    KeyTile tile(problem.keys);
+    KeyTile tile(problem.keys, chunks.tile);
     for (int64_t number = chunks.first_tile(chunk); number < chunks.last_tile(chunk); ++number) {
       bool loaded = false;
       census.visit_members(number, boundaries, [&](int64_t row, Members& members) {
-        if (!loaded && gradient) tile.view(number * kTile, chunks.tile_size(number));
+        if (!loaded && gradient) tile.view(chunks.first_key(number), chunks.tile_size(number));
         loaded = true;
+        if (gradient && number + 1 < chunks.last_tile(chunk)) {
+          prefetch(tile.ahead(chunks.first_key(number + 1), chunks.tile_size(number + 1), row, block.size()));
+        }
         add(chunk, row, members, tile);
       });
     }
@@ -141,7 +179,7 @@ std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed)
     finish(block.rows[row], partials.data() + row, weighted_sum(0, row), chunks.count, block.size(),
            block.padded_size());
   });
-  return concatenate(missed);
+  return missed;
 }
 
 // Adds up a query's parts, in the order of the chunks, and brings in its positive key.
@@ -163,7 +201,8 @@ void Loss::finish(int64_t row, const Partial* partials, const float* weighted, i
   double sum = 0.0;  // of exp((similarity - shift) / T) over the ring
   for (int64_t chunk = 0; chunk < count; ++chunk) {
     const Partial& partial = partials[chunk * rows];
-    if (partial.sum > 0.0) sum += partial.sum * std::exp((static_cast<double>(partial.shift) - shift) * scale);
+    const double part = partial.sum();
+    if (part > 0.0) sum += part * std::exp((static_cast<double>(partial.shift) - shift) * scale);
   }
 
   // With a the larger of shift and the positive's similarity: all = exp((s - a) / T), summed over ring and positive.
@@ -182,7 +221,7 @@ void Loss::finish(int64_t row, const Partial* partials, const float* weighted, i
   std::vector<double> total(channels);
   for (int64_t chunk = 0; chunk < count; ++chunk) {
     const Partial& partial = partials[chunk * rows];
-    if (partial.sum == 0.0) continue;  // no member here; NaN is a sum like others
+    if (partial.sum() == 0.0) continue;  // no member here; NaN is a sum like others
     const double factor = std::exp((static_cast<double>(partial.shift) - reference) * scale);
     const float* part = weighted + chunk * padded_rows * channels;
     for (int64_t c = 0; c < channels; ++c) total[c] += factor * part[c];
@@ -198,7 +237,8 @@ void Loss::finish(int64_t row, const Partial* partials, const float* weighted, i
 void info_nce_cpu(const Problem& problem, const Matrix& positive, double temperature, float* loss,
                   double* log_denominator, float* query_gradient, ParallelFor parallel) {
   const Loss task{problem, positive, 1.0 / temperature, loss, log_denominator, query_gradient, parallel};
-  for_each_block(problem, [&](const std::vector<int64_t>& rows, bool bracketed) { return task.run(rows, bracketed); });
+  for_each_block(problem, census_bytes(problem, false),
+                 [&](const std::vector<int64_t>& rows, bool bracketed) { return task.run(rows, bracketed); });
 }
 
 void info_nce_keys_gradient_cpu(const Problem& problem, double temperature, const double* log_denominator,
@@ -217,13 +257,14 @@ void info_nce_keys_gradient_cpu(const Problem& problem, double temperature, cons
     // A tile's rows of the gradient belong to one task, which adds the queries in ascending order.
     parallel(chunks.count, [&](int64_t chunk) {
       Members members, none;
+      float unused[kMaxLanes] = {};
       walk(problem, block, chunks, chunk, [&](KeyTile&, int64_t group, const RowTile* row_tiles, int count) {
         for (int i = 0; i < count; ++i) {
           const int64_t row = group * kernels.group + i, number = block.rows[row];
           kernels.split(row_tiles[i], located.boundaries[number].window(), members, none);
           if (members.count == 0) continue;
           const auto shift = static_cast<float>(log_denominator[number] * temperature);
-          kernels.exponentials(members.value, members.count, shift, static_cast<float>(scale));
+          kernels.exponentials(members.value, members.count, shift, static_cast<float>(scale), unused);
           const auto weight = static_cast<float>(loss_gradient[number] * scale);
           for (int j = 0; j < members.count; ++j) members.value[j] *= weight;
           kernels.scatter(members.value, members.position, members.count, queries.data() + row * channels, channels,

@@ -1,7 +1,7 @@
 // The members of a ring, all or some of them, and the gradients of their similarities.
 //
-// Two passes over the keys: the first finds the boundaries and how many members each chunk holds, so that the second
-// knows where to write them. Bytes: 8 K C and the results. Operations: 4 N K C.
+// A narrow ring is recorded in the pass that finds its boundaries: 2 N K C operations, 4 K C bytes and the results. A wide
+// one would not fit: a second pass, which knows the boundaries and where to write, makes it 4 N K C and 8 K C.
 
 #include <algorithm>
 #include <cmath>
@@ -24,42 +24,87 @@ std::vector<Draw> sorted_draws(const int64_t* positions, int64_t count) {
   return draws;
 }
 
-// Calls visit(number, first, tile, members) for each query and each tile with members of its ring: `number` the query's
-// row, `first` how many members come before these. For one query and chunk the calls come in order.
-template <class Visit>
-void for_each_members(const Problem& problem, ParallelFor parallel, const Visit& visit) {
+// Calls visit(number, before, first_key, members) for each query and each tile with members of its ring: `number` the
+// query's row, `before` how many members have lower indices, `first_key` what their positions count from. Calls for different chunks may come at the same time.
+using Visit = std::function<void(int64_t number, int64_t before, int64_t first_key, const Members& members)>;
+
+// counts: [chunks, rows]. The number of members of each row before a chunk.
+std::vector<int64_t> members_before(int64_t chunk, const std::vector<int64_t>& counts, int64_t rows) {
+  std::vector<int64_t> before(rows);
+  for (int64_t i = 0; i < chunk * rows; ++i) before[i % rows] += counts[i];
+  return before;
+}
+
+void visit_recorded(const Problem& problem, const Chunks& chunks, double bytes_per_row, ParallelFor parallel,
+                    const Visit& visit) {
+  for_each_block(problem, bytes_per_row, [&](const std::vector<int64_t>& rows, bool bracketed) {
+    const QueryBlock block(problem.query, rows);
+    std::vector<Window> windows = bracket(problem, block, bracketed, parallel);
+    keep_members(windows);
+    Census census(problem, block, chunks);
+    census.take(windows, parallel);
+    std::vector<Boundaries> boundaries(block.size());
+    std::vector<int64_t> missed = census.resolve(windows, boundaries, parallel);
+    std::vector<int64_t> counts(chunks.count * block.size());
+    parallel(chunks.count, [&](int64_t chunk) {
+      census.count_members(chunk, boundaries, counts.data() + chunk * block.size());
+    });
+    for (const int64_t number : missed) {  // nothing to be visited of these
+      boundaries[number - rows.front()] = {kAboveAll, kAboveAll};
+    }
+    parallel(chunks.count, [&](int64_t chunk) {
+      std::vector<int64_t> before = members_before(chunk, counts, block.size());
+      for (int64_t tile = chunks.first_tile(chunk); tile < chunks.last_tile(chunk); ++tile) {
+        census.visit_members(tile, boundaries, [&](int64_t row, const Members& members) {
+          visit(rows[row], before[row], chunks.first_key(tile), members);
+          before[row] += members.count;
+        });
+      }
+    });
+    return missed;
+  });
+}
+
+void visit_walking(const Problem& problem, const Chunks& chunks, ParallelFor parallel, const Visit& visit) {
   const int64_t num_rows = problem.query.rows;
-  const Chunks chunks(problem.keys.rows, problem.keys.columns);
   const Located located = locate(problem, chunks, parallel);
   for (int64_t begin = 0; begin < num_rows; begin += kLargestBlock) {
     const QueryBlock block(problem.query, row_range(begin, std::min(begin + kLargestBlock, num_rows)));
     parallel(chunks.count, [&](int64_t chunk) {
-      std::vector<int64_t> before(block.size());
-      for (int64_t earlier = 0; earlier < chunk; ++earlier) {
-        for (int64_t row = 0; row < block.size(); ++row) before[row] += located.members[earlier * num_rows + begin + row];
-      }
+      std::vector<int64_t> before = members_before(chunk, located.members, num_rows);
       Members members, none;
       walk(problem, block, chunks, chunk, [&](KeyTile&, int64_t group, const RowTile* row_tiles, int count) {
         for (int i = 0; i < count; ++i) {
-          const int64_t row = group * tile_kernels().group + i;
-          tile_kernels().split(row_tiles[i], located.boundaries[begin + row].window(), members, none);
+          const int64_t number = begin + group * tile_kernels().group + i;
+          tile_kernels().split(row_tiles[i], located.boundaries[number].window(), members, none);
           if (members.count == 0) continue;
-          visit(begin + row, before[row], row_tiles[i], members);
-          before[row] += members.count;
+          visit(number, before[number], row_tiles[i].first_key, members);
+          before[number] += members.count;
         }
       });
     });
   }
 }
 
+void visit_members(const Problem& problem, ParallelFor parallel, const Visit& visit) {
+  const Chunks chunks(problem.keys.rows, problem.keys.columns);
+  const double bytes_per_row = census_bytes(problem, true);
+  // Few queries at a time mean many readings of the keys.
+  if (rows_within(bytes_per_row) >= std::min<int64_t>(problem.query.rows, 32)) {
+    visit_recorded(problem, chunks, bytes_per_row, parallel, visit);
+  } else {
+    visit_walking(problem, chunks, parallel, visit);
+  }
+}
+
 }  // namespace
 
 void sample_cpu(const Problem& problem, int64_t size, float* similarities, int64_t* indices, ParallelFor parallel) {
-  for_each_members(problem, parallel, [&](int64_t row, int64_t first, const RowTile& tile, const Members& members) {
-    const int64_t begin = row * size + first;
+  visit_members(problem, parallel, [&](int64_t row, int64_t before, int64_t first_key, const Members& members) {
+    const int64_t begin = row * size + before;
     std::copy_n(members.value, members.count, similarities + begin);
     for (int i = 0; indices != nullptr && i < members.count; ++i) {
-      indices[begin + i] = static_cast<int64_t>(tile.first_key) + members.position[i];
+      indices[begin + i] = first_key + members.position[i];
     }
   });
 }
@@ -69,14 +114,14 @@ void draw_cpu(const Problem& problem, const int64_t* positions, int64_t num_samp
   std::vector<std::vector<Draw>> draws(problem.query.rows);
   parallel(problem.query.rows,
            [&](int64_t row) { draws[row] = sorted_draws(positions + row * num_samples, num_samples); });
-  for_each_members(problem, parallel, [&](int64_t row, int64_t first, const RowTile& tile, const Members& members) {
+  visit_members(problem, parallel, [&](int64_t row, int64_t before, int64_t first_key, const Members& members) {
     const auto& wanted = draws[row];
-    auto draw = std::lower_bound(wanted.begin(), wanted.end(), first,
+    auto draw = std::lower_bound(wanted.begin(), wanted.end(), before,
                                  [](const Draw& a, int64_t position) { return a.position < position; });
-    for (; draw != wanted.end() && draw->position < first + members.count; ++draw) {
-      const int64_t member = draw->position - first, to = row * num_samples + draw->slot;
+    for (; draw != wanted.end() && draw->position < before + members.count; ++draw) {
+      const int64_t member = draw->position - before, to = row * num_samples + draw->slot;
       similarities[to] = members.value[member];
-      if (indices != nullptr) indices[to] = static_cast<int64_t>(tile.first_key) + members.position[member];
+      if (indices != nullptr) indices[to] = first_key + members.position[member];
     }
   });
 }

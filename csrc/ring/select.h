@@ -28,13 +28,21 @@ constexpr int64_t kLargestBlock = 256;  // queries done together at most
 
 std::vector<int64_t> row_range(int64_t begin, int64_t end);
 
-// Calls run(rows, bracketed) until all queries are done, with so many rows at a time that what is kept for them stays
-// within about 16 MiB. run() returns the rows whose bracket missed; they come again with bracketed = false.
-void for_each_block(const Problem& problem,
+// Memory that a census takes for each query: of its undecided alone, or of all members too (see keep_members).
+double census_bytes(const Problem& problem, bool members_too);
+// How many queries to do together so that what is kept for them stays within about 16 MiB.
+int64_t rows_within(double bytes_per_row);
+
+// Calls run(rows, bracketed) until all queries are done, as many at a time as their memory allows. run() returns the rows
+// whose bracket missed; they come again with bracketed = false.
+void for_each_block(const Problem& problem, double bytes_per_row,
                     const std::function<std::vector<int64_t>(const std::vector<int64_t>&, bool)>& run);
 
 // A window for each query of the block. `bracketed` false leaves everything undecided.
 std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, bool bracketed, ParallelFor parallel);
+
+// Leaves members undecided too, so that a census records all of them.
+void keep_members(std::vector<Window>& windows);
 
 // What one pass over the keys learned about a block of queries.
 class Census {
@@ -45,25 +53,33 @@ class Census {
   // recorded by different threads.
   void record(int64_t chunk, int64_t row, const RowTile& tile, int reached, int certain, const Members& undecided);
 
-  // The exact boundaries of one group's rows, and how many members each of them has in each chunk. Returns the rows for
-  // which a boundary lies outside its bracket. Groups may be resolved by different threads.
-  std::vector<int64_t> resolve(int64_t group, const std::vector<Window>& windows, std::vector<Boundaries>& boundaries);
+  // Makes the pass for those who have no other use for it.
+  void take(const std::vector<Window>& windows, ParallelFor parallel);
 
-  int64_t members(int64_t chunk, int64_t row) const { return tallies_[chunk * block_.size() + row].members; }
+  // The exact boundaries of one group's rows. Returns those for which a boundary lies outside its bracket. Groups may be
+  // resolved by different threads.
+  std::vector<int64_t> resolve_group(int64_t group, const std::vector<Window>& windows,
+                                     std::vector<Boundaries>& boundaries) const;
+  // All groups.
+  std::vector<int64_t> resolve(const std::vector<Window>& windows, std::vector<Boundaries>& boundaries,
+                               ParallelFor parallel) const;
+
+  // How many members each row has in a chunk: counts[row].
+  void count_members(int64_t chunk, const std::vector<Boundaries>& boundaries, int64_t* counts) const;
 
   // Calls visit(row, members) with the undecided of one tile that proved to be members, for each row that has any.
   template <class Visit>
   void visit_members(int64_t tile, const std::vector<Boundaries>& boundaries, const Visit& visit) const {
-    const Log& log = logs_[tile / chunks_.tiles_per_chunk];
+    const Log& log = logs_[chunks_.chunk_of(tile)];
     Members members;
     for (int64_t group = 0; group < block_.groups; ++group) {
-      size_t at = begins_[tile * block_.groups + group];
+      size_t at = begin(tile, group);
       const int64_t end = std::min((group + 1) * group_size_, block_.size());
       for (int64_t row = group * group_size_; row < end; ++row) {
         const int count = counts_[tile * block_.size() + row];
         if (count == 0) continue;
         tile_kernels().filter(log.similarity.get() + at, log.position.get() + at, count,
-                              static_cast<uint32_t>(tile * kTile), boundaries[row].lower, boundaries[row].upper, members);
+                              static_cast<uint32_t>(chunks_.first_key(tile)), boundaries[row].lower, boundaries[row].upper, members);
         if (members.count > 0) visit(row, members);
         at += count;
       }
@@ -72,30 +88,32 @@ class Census {
 
  private:
   struct Tally {
-    int64_t below = 0;    // and, after resolve(),
-    int64_t members = 0;  // certain ones and then all
+    int64_t below = 0;
+    int64_t certain = 0;
   };
   // The undecided of a chunk: tile by tile, in each row by row, in each by ascending position.
   struct Log {
     AlignedFloats similarity;
-    std::unique_ptr<uint8_t[]> position;  // in the tile
+    std::unique_ptr<uint16_t[]> position;  // in the tile
     size_t size = 0;
     size_t capacity = 0;
 
-    void append(const Members& members);
+    void append(const Members& members, size_t expected);
   };
+
+  size_t begin(int64_t tile, int64_t group) const;
+  uint32_t index(int64_t group, int row_in_group, int64_t position) const;
 
   const Problem& problem_;
   const QueryBlock& block_;
   const Chunks& chunks_;
   const int64_t group_size_;
+  const size_t expected_;  // entries of a log
   std::vector<Log> logs_;           // [chunks]
   std::vector<Tally> tallies_;      // [chunks, rows]
-  std::vector<uint8_t> counts_;     // [tiles, rows] how many of a row's entries are in the log,
+  std::vector<uint16_t> counts_;     // [tiles, rows] how many of a row's entries are in the log,
   std::vector<uint32_t> begins_;    // [tiles, groups] and where in it those of a group begin
 };
-
-std::vector<int64_t> concatenate(const std::vector<std::vector<int64_t>>& parts);
 
 // The ring of every query, for operators that need it before they look at members.
 struct Located {

@@ -8,9 +8,11 @@
 
 namespace iecl_fast::ring {
 
-constexpr int kTile = 192;    // keys per tile: a multiple of every panel width
+constexpr int kTile = 576;    // keys per tile, at most: a multiple of every panel width
 constexpr int kMaxGroup = 8;  // queries per group, at most
-constexpr int kSlack = 16;    // floats that a vector store may write past the end of a list
+constexpr int kBatch = 8;     // groups whose similarities with a tile are computed together
+constexpr int kMaxLanes = 16; // floats in a vector register, at most
+constexpr int kSlack = kMaxLanes;  // floats that a vector may read or write past the end of a list
 
 // Order-preserving integer of a similarity: a < b exactly if key(a) < key(b); NaN above +inf, -0 equal to +0.
 constexpr int32_t kNanKey = std::numeric_limits<int32_t>::max() - 1;
@@ -36,7 +38,7 @@ struct Window {
 
 // The similarities of one query with the keys of one tile.
 struct RowTile {
-  const float* similarity;  // [kTile], the first `count` are keys
+  const float* similarity;  // [count], and up to kSlack floats of no meaning
   uint32_t first_key;
   int count;
   int excluded;  // position in the tile of the key that is no candidate, -1 for none
@@ -56,7 +58,7 @@ struct TileKernels {
   void (*from_float16)(const uint16_t* from, int64_t count, float* to);
   void (*from_bfloat16)(const uint16_t* from, int64_t count, float* to);
 
-  // panel: kTile keys (zeros past `count`) as the product wants them.
+  // panel: the keys as the product wants them, zeros from `count` to a whole panel.
   // keys[i * key_stride + c * channel_stride]. Returns the largest magnitude, NaN if any is NaN.
   float (*pack_keys)(const float* keys, int64_t key_stride, int64_t channel_stride, int count, int64_t channels,
                      float* panel);
@@ -65,34 +67,46 @@ struct TileKernels {
   // rows[k * channels + c] = keys[k * key_stride + c * channel_stride]
   void (*copy_rows)(const float* keys, int64_t key_stride, int64_t channel_stride, int count, int64_t channels,
                     float* rows);
-  // similarity[g * kTile + k]
-  void (*similarities)(const float* queries, const float* panel, int64_t channels, float* similarity);
+  // similarity[g * kTile + k] for the queries of some consecutive groups and the `count` keys of a panel.
+  // Meanwhile brings the bytes from `ahead` on into the second-level cache.
+  void (*similarities)(const float* queries, int groups, const float* panel, int count, int64_t channels,
+                       float* similarity, const char* ahead, int64_t ahead_bytes);
 
   // Sorts a row's entries by the window, in ascending position. Returns how many are at or above window.lower.
   int (*split)(const RowTile& row, const Window& window, Members& certain, Members& undecided);
-  // As split, but leaves the certain members in place: masked[k] is their similarity, -inf for all others.
-  int (*mask)(const RowTile& row, const Window& window, float* masked, int* certain, Members& undecided);
+  // As split for finite similarities, but leaves the certain members in place: masked[k] is their similarity, -inf for
+  // all others. Also tells how many they are and the largest of them.
+  int (*mask)(const RowTile& row, const Window& window, float* masked, int* certain, float* largest,
+              Members& undecided);
 
   // Of entries set apart by split or mask, those in [lower, upper). Reads up to kSlack entries past the end.
-  void (*filter)(const float* similarity, const uint8_t* position, int count, uint32_t first_key, Place lower,
+  void (*filter)(const float* similarity, const uint16_t* position, int count, uint32_t first_key, Place lower,
                  Place upper, Members& members);
 
   // Largest value, NaN if any is NaN, -inf if none.
   float (*maximum)(const float* values, int count);
-  // values = exp((values - shift) * scale); returns their sum. May overwrite kSlack floats past the end.
-  float (*exponentials)(float* values, int count, float shift, float scale);
+  // values = exp((values - shift) * scale), added to lane_sums[kMaxLanes], one sum for each vector lane.
+  // May overwrite kSlack floats past the end.
+  void (*exponentials)(float* values, int count, float shift, float scale, float* lane_sums);
   // sum[c] += sum over i of weights[i] * rows[positions[i] * stride + c]
   void (*weighted_sum)(const float* weights, const int32_t* positions, int count, const float* rows, int64_t stride,
                        int64_t channels, float* sum);
-  // The same for a whole group, every position of the tile: sum[g * channels + c] over weights[g * kTile + k]
+  // The same for a whole group, with all of `count` keys: sum[g * channels + c] over weights[g * kTile + k]
   void (*group_weighted_sum)(const float* weights, int count, const float* rows, int64_t stride, int64_t channels,
                              float* sum);
   // rows[positions[i] * channels + c] += weights[i] * query[c]
   void (*scatter)(const float* weights, const int32_t* positions, int count, const float* query, int64_t channels,
                   float* rows);
 
+  // Reads and writes up to kSlack elements past the end.
   void (*order_keys)(const float* similarity, int64_t count, int32_t* keys);
-  int64_t (*count_below)(const int32_t* keys, int64_t count, int32_t pivot);
+  // Position of the entry with the given rank in the order of (key, position), which is likely to have a key between the
+  // hints. Reads up to kSlack keys past the end.
+  int64_t (*select)(const int32_t* keys, int64_t count, int64_t rank, int32_t low_hint, int32_t high_hint);
+  // A place just below the entry with the given rank, or just above it: with less than `tolerance` other entries between.
+  // indices ascend. Exact where many keys are equal.
+  Place (*place_near)(const int32_t* keys, const uint32_t* indices, int64_t count, int64_t rank, int64_t tolerance,
+                      bool above);
 };
 
 const TileKernels& tile_kernels();

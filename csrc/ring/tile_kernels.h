@@ -9,7 +9,7 @@ constexpr int kGroup = 4, kPanelVectors = 2, kSumRows = 4, kSumVectors = 2;
 #endif
 constexpr int kPanel = kPanelVectors * kLanes;  // keys that a group meets at a time
 static_assert(kTile % kPanel == 0 && kTile % kLanes == 0 && kGroup <= kMaxGroup && kGroup % kSumRows == 0);
-static_assert(kLanes <= kSlack);
+static_assert(kLanes <= kMaxLanes);
 
 // ---- layout ----------------------------------------------------------------------------------------------------
 
@@ -100,8 +100,9 @@ float largest_magnitude(const float* values, int64_t count) {
 // Panels of kPanel keys, channel by channel: panel[(p * channels + c) * kPanel + k % kPanel], p = k / kPanel.
 float pack_keys(const float* keys, int64_t key_stride, int64_t channel_stride, int count, int64_t channels,
                 float* panel) {
-  for (int begin = 0; begin < kTile; begin += kPanel) {
-    const int here = count - begin < 0 ? 0 : count - begin < kPanel ? count - begin : kPanel;
+  int begin = 0;
+  for (; begin < count; begin += kPanel) {
+    const int here = std::min(count - begin, kPanel);
     float* to = panel + begin * channels;
     const float* from = keys + begin * key_stride;
     if (here < kPanel) std::fill_n(to, kPanel * channels, 0.0f);
@@ -113,7 +114,7 @@ float pack_keys(const float* keys, int64_t key_stride, int64_t channel_stride, i
       }
     }
   }
-  return largest_magnitude(panel, kTile * channels);
+  return largest_magnitude(panel, begin * channels);
 }
 
 float pack_queries(const float* queries, int64_t stride, int count, int64_t channels, float* out) {
@@ -140,30 +141,54 @@ void copy_rows(const float* keys, int64_t key_stride, int64_t channel_stride, in
 // Each sum runs over channels in ascending order, in blocks that are added up in ascending order: the bits of one
 // similarity do not depend on where in a group or a tile its query and key stand.
 constexpr int64_t kChannelBlock = 256;
+constexpr int64_t kAheadEvery = 8, kLine = 64;
 
-void similarities(const float* queries, const float* panel, int64_t channels, float* similarity) {
-  for (int begin = 0; begin < kTile; begin += kPanel, panel += kPanel * channels) {
-    for (int64_t from = 0; from < channels || from == 0; from += kChannelBlock) {
-      const int64_t to = from + kChannelBlock < channels ? from + kChannelBlock : channels;
-      Floats sum[kGroup][kPanelVectors] = {};
-      for (int64_t c = from; c < to; ++c) {
-        Floats key[kPanelVectors];
-        for (int v = 0; v < kPanelVectors; ++v) key[v] = load<Floats>(panel + c * kPanel + v * kLanes);
+// One group with one panel. Meanwhile asks for the bytes from `ahead` on, a cache line every few channels.
+inline void panel_similarities(const float* queries, const float* panel, int64_t channels, float* similarity,
+                               const char* ahead) {
+  for (int64_t from = 0; from < channels || from == 0; from += kChannelBlock) {
+    const int64_t to = from + kChannelBlock < channels ? from + kChannelBlock : channels;
+    Floats sum[kGroup][kPanelVectors] = {};
+    for (int64_t c = from; c < to; ++c) {
+      if (c % kAheadEvery == 0) __builtin_prefetch(ahead + c / kAheadEvery * kLine, 0, 2);
+      Floats key[kPanelVectors];
+      for (int v = 0; v < kPanelVectors; ++v) key[v] = load<Floats>(panel + c * kPanel + v * kLanes);
 #pragma GCC unroll 8
-        for (int g = 0; g < kGroup; ++g) {
-          const Floats query = floats(queries[c * kGroup + g]);
-#pragma GCC unroll 4
-          for (int v = 0; v < kPanelVectors; ++v) sum[g][v] += query * key[v];
-        }
-      }
       for (int g = 0; g < kGroup; ++g) {
-        for (int v = 0; v < kPanelVectors; ++v) {
-          float* out = similarity + g * kTile + begin + v * kLanes;
-          store(out, from == 0 ? sum[g][v] : load<Floats>(out) + sum[g][v]);
-        }
+        const Floats query = floats(queries[c * kGroup + g]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) sum[g][v] += query * key[v];
+      }
+    }
+    for (int g = 0; g < kGroup; ++g) {
+      for (int v = 0; v < kPanelVectors; ++v) {
+        float* out = similarity + g * kTile + v * kLanes;
+        store(out, from == 0 ? sum[g][v] : load<Floats>(out) + sum[g][v]);
       }
     }
   }
+}
+
+// A panel stays in the first-level cache while it meets one group after the other.
+void similarities(const float* queries, int groups, const float* panel, int count, int64_t channels, float* similarity,
+                  const char* ahead, int64_t ahead_bytes) {
+  const int64_t step = channels / kAheadEvery * kLine;
+  int64_t asked = 0;
+  for (int begin = 0; begin < count; begin += kPanel) {
+    for (int group = 0; group < groups; ++group) {
+      panel_similarities(queries + group * kGroup * channels, panel + begin * channels, channels,
+                         similarity + group * kGroup * kTile + begin, ahead + std::min(asked, ahead_bytes));
+      asked += step;
+    }
+  }
+}
+
+inline float horizontal_maximum(Floats values) {
+  float result = values[0];
+  for (int lane = 1; lane < kLanes; ++lane) {
+    result = result >= values[lane] || result != result ? result : values[lane];
+  }
+  return result;
 }
 
 // ---- selection -------------------------------------------------------------------------------------------------
@@ -175,9 +200,28 @@ inline Ints order_key(Floats similarity) {
 }
 
 void order_keys(const float* similarity, int64_t count, int32_t* keys) {
+  for (int64_t i = 0; i < count; i += kLanes) store(keys + i, order_key(load<Floats>(similarity + i)));
+}
+
+// Smallest and largest of the keys.
+std::pair<int32_t, int32_t> key_range(const int32_t* keys, int64_t count) {
+  Ints smallest = ints(kAboveAll.key), largest = ints(kBelowAll.key);
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(keys + i, order_key(load<Floats>(similarity + i)));
-  for (; i < count; ++i) keys[i] = order_key(floats(similarity[i]))[0];
+  for (; i + kLanes <= count; i += kLanes) {
+    const Ints key = load<Ints>(keys + i);
+    smallest = key < smallest ? key : smallest;
+    largest = key > largest ? key : largest;
+  }
+  int32_t low = smallest[0], high = largest[0];
+  for (int lane = 1; lane < kLanes; ++lane) {
+    low = std::min<int32_t>(low, smallest[lane]);
+    high = std::max<int32_t>(high, largest[lane]);
+  }
+  for (; i < count; ++i) {
+    low = std::min(low, keys[i]);
+    high = std::max(high, keys[i]);
+  }
+  return {low, high};
 }
 
 int64_t count_below(const int32_t* keys, int64_t count, int32_t pivot) {
@@ -190,6 +234,86 @@ int64_t count_below(const int32_t* keys, int64_t count, int32_t pivot) {
   }
   for (; i < count; ++i) below += keys[i] < pivot;
   return below;
+}
+
+// The similarity with a key; a NaN for keys that no similarity has.
+inline float float_of(int32_t key) { return from_bits(ints(key ^ (key >> 31 & 0x7fffffff)))[0]; }
+
+// Keys from `low` to `high`, both inclusive, among them entries of the ranks below .. up_to - 1.
+struct Interval {
+  int64_t low, high;
+  int64_t below, up_to;
+
+  // Leaves one half, the one with the wanted rank: up to `middle` or above it.
+  void cut(int64_t middle, const int32_t* keys, int64_t count, int64_t rank) {
+    const int64_t up_to_middle = count_below(keys, count, int32_t(middle + 1));
+    if (up_to_middle > rank) {
+      high = middle;
+      up_to = up_to_middle;
+    } else {
+      low = middle + 1;
+      below = up_to_middle;
+    }
+  }
+};
+
+// Shrinks the interval around the wanted rank until at most `few` entries are left, or all that are left are equal.
+// In turn: where the wanted one would be if similarities were spread evenly, half-way between them, and half-way between
+// the keys, which halves what is left whatever the data.
+void narrow(Interval& interval, const int32_t* keys, int64_t count, int64_t rank, int64_t few) {
+  for (int step = 0; interval.low < interval.high && interval.up_to - interval.below > few; ++step) {
+    const float least = float_of(int32_t(interval.low)), most = float_of(int32_t(interval.high));
+    int64_t middle = interval.low + (interval.high - interval.low) / 2;
+    if (step % 3 < 2 && most - least < std::numeric_limits<float>::infinity()) {
+      const float share =
+          step % 3 == 0 ? (float(rank - interval.below) + 0.5f) / float(interval.up_to - interval.below) : 0.5f;
+      middle = order_key(floats(least + (most - least) * share))[0];
+    }
+    interval.cut(std::clamp(middle, interval.low, interval.high - 1), keys, count, rank);
+  }
+}
+
+int64_t select(const int32_t* keys, int64_t count, int64_t rank, int32_t low_hint, int32_t high_hint) {
+  constexpr int64_t kFew = 32;
+  const auto [lowest, highest] = key_range(keys, count);
+  Interval interval{lowest, highest, 0, count};
+  for (const int64_t hint : {int64_t{low_hint} - 1, int64_t{high_hint}}) {
+    if (hint >= interval.low && hint < interval.high) interval.cut(hint, keys, count, rank);
+  }
+  narrow(interval, keys, count, rank, kFew);
+
+  const Ints low = ints(int32_t(interval.low)), high = ints(int32_t(interval.high));
+  std::pair<int32_t, int64_t> few[kFew];
+  int64_t found = 0, remaining = rank - interval.below;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Ints key = load<Ints>(keys + i);
+    Mask inside = at_least(key, low) & at_least(high, key) & first_lanes(int(std::min<int64_t>(count - i, kLanes)));
+    if (interval.low == interval.high) {  // all equal: the wanted one is the remaining-th in order
+      const int here = __builtin_popcount(inside);
+      if (remaining >= here) {
+        remaining -= here;
+        continue;
+      }
+      for (; remaining > 0; --remaining) inside &= inside - 1;
+      return i + __builtin_ctz(inside);
+    }
+    for (; inside != 0; inside &= inside - 1) {
+      const int64_t position = i + __builtin_ctz(inside);
+      few[found++] = {keys[position], position};
+    }
+  }
+  std::nth_element(few, few + remaining, few + found);
+  return few[remaining].second;
+}
+
+Place place_near(const int32_t* keys, const uint32_t* indices, int64_t count, int64_t rank, int64_t tolerance,
+                 bool above) {
+  const auto [lowest, highest] = key_range(keys, count);
+  Interval interval{lowest, highest, 0, count};
+  narrow(interval, keys, count, rank, tolerance);
+  if (interval.low < interval.high) return {int32_t(above ? interval.high + 1 : interval.low), 0};
+  const int64_t position = select(keys, count, rank, int32_t(interval.low), int32_t(interval.high));
+  return {keys[position], indices[position] + above};
 }
 
 // "At or above a place" for the entries of one tile: compare with `key` from `position` on, with `key + 1` before it.
@@ -209,7 +333,7 @@ struct TileLimit {
     constexpr int32_t kLowestFinite = -0x7f800000, kInfinity = 0x7f800000;
     int32_t value = position == 0 ? key : key + 1;
     value = value < kLowestFinite ? kLowestFinite : value > kInfinity ? kInfinity : value;
-    return from_bits(ints(value ^ (value >> 31 & 0x7fffffff)))[0];
+    return float_of(value);
   }
 
   Mask reached(Ints keys, Ints positions) const {
@@ -226,14 +350,15 @@ struct TileWindow {
         inner_lower(window.inner_lower, row.first_key, row.count),
         inner_upper(window.inner_upper, row.first_key, row.count),
         upper(window.upper, row.first_key, row.count),
-        plain(row.finite && row.count == kTile && row.excluded < 0 && lower.uniform() && inner_lower.uniform() &&
+        plain(row.finite && row.count % kLanes == 0 && row.excluded < 0 && lower.uniform() && inner_lower.uniform() &&
               inner_upper.uniform() && upper.uniform()) {}
 };
 
-inline void append(Members& members, Floats similarity, Ints position, Mask mask) {
-  compress(members.value + members.count, similarity, mask);
-  compress(members.position + members.count, position, mask);
-  members.count += __builtin_popcount(mask);
+// Appends the chosen lanes behind the first `count` members; returns the new count, which the caller keeps in a register.
+inline int append(Members& members, int count, Floats similarity, Ints position, Mask mask) {
+  compress(members.value + count, similarity, mask);
+  compress(members.position + count, position, mask);
+  return count + __builtin_popcount(mask);
 }
 
 struct Verdict {
@@ -254,53 +379,58 @@ inline Verdict judge(const RowTile& row, const TileWindow& window, Floats simila
 int split(const RowTile& row, const Window& places, Members& certain, Members& undecided) {
   const TileWindow window(row, places);
   const Ints lanes = lane_numbers();
-  certain.count = undecided.count = 0;
-  int reached = 0;
+  int reached = 0, sure = 0, open = 0;
   if (!window.plain) {
     for (int begin = 0; begin < row.count; begin += kLanes) {
       const Floats similarity = load<Floats>(row.similarity + begin);
       const Verdict verdict = judge(row, window, similarity, lanes + begin, begin);
       reached += __builtin_popcount(verdict.reached);
-      append(certain, similarity, lanes + begin, verdict.certain);
-      append(undecided, similarity, lanes + begin, verdict.undecided);
+      sure = append(certain, sure, similarity, lanes + begin, verdict.certain);
+      open = append(undecided, open, similarity, lanes + begin, verdict.undecided);
     }
+    certain.count = sure;
+    undecided.count = open;
     return reached;
   }
 
-  // Few entries lie in the window, fewer vectors hold none: first squeeze those out, then sort them.
+  // Few entries lie in the window: first squeeze the others out, then sort what is left.
   const float inner_lower = window.inner_lower.as_float(), inner_upper = window.inner_upper.as_float();
   const float lower = window.lower.as_float(), upper = window.upper.as_float();
-  const bool decided = lower == inner_lower && inner_upper == upper;
+  const bool all_certain = lower == inner_lower && inner_upper == upper, none_certain = inner_lower >= inner_upper;
   Members squeezed;
-  Members& inside = decided ? certain : squeezed;
-  for (int begin = 0; begin < kTile; begin += kLanes) {
+  Members& inside = all_certain ? certain : none_certain ? undecided : squeezed;
+  int count = 0;
+  for (int begin = 0; begin < row.count; begin += kLanes) {
     const Floats similarity = load<Floats>(row.similarity + begin);
     const Mask above = at_least(similarity, floats(lower));
     reached += __builtin_popcount(above);
-    append(inside, similarity, lanes + begin, above & ~at_least(similarity, floats(upper)));
+    count = append(inside, count, similarity, lanes + begin, above & ~at_least(similarity, floats(upper)));
   }
-  if (decided) return reached;
-  for (int begin = 0; begin < squeezed.count; begin += kLanes) {
+  certain.count = undecided.count = 0;
+  inside.count = count;
+  if (all_certain || none_certain) return reached;
+  for (int begin = 0; begin < count; begin += kLanes) {
     const Floats similarity = load<Floats>(squeezed.value + begin);
     const Ints position = load<Ints>(squeezed.position + begin);
-    const Mask present = first_lanes(squeezed.count - begin);
-    const Mask sure = at_least(similarity, floats(inner_lower)) & ~at_least(similarity, floats(inner_upper));
-    append(certain, similarity, position, sure & present);
-    append(undecided, similarity, position, ~sure & present);
+    const Mask present = first_lanes(count - begin);
+    const Mask inner = at_least(similarity, floats(inner_lower)) & ~at_least(similarity, floats(inner_upper));
+    sure = append(certain, sure, similarity, position, inner & present);
+    open = append(undecided, open, similarity, position, ~inner & present);
   }
+  certain.count = sure;
+  undecided.count = open;
   return reached;
 }
 
-int mask(const RowTile& row, const Window& places, float* masked, int* certain, Members& undecided) {
+int mask(const RowTile& row, const Window& places, float* masked, int* certain, float* largest, Members& undecided) {
   const TileWindow window(row, places);
   const Ints lanes = lane_numbers();
   const Floats outside = floats(-std::numeric_limits<float>::infinity());
   const float inner_lower = window.inner_lower.as_float(), inner_upper = window.inner_upper.as_float();
   const float lower = window.lower.as_float(), upper = window.upper.as_float();
-  undecided.count = 0;
-  *certain = 0;
-  int reached = 0;
-  for (int begin = 0; begin < kTile; begin += kLanes) {
+  Floats most = outside;
+  int reached = 0, sure = 0, open = 0;
+  for (int begin = 0; begin < row.count; begin += kLanes) {
     const Floats similarity = load<Floats>(row.similarity + begin);
     Verdict verdict;
     if (window.plain) {
@@ -310,25 +440,32 @@ int mask(const RowTile& row, const Window& places, float* masked, int* certain, 
     } else {
       verdict = judge(row, window, similarity, lanes + begin, begin);
     }
+    const Floats value = blend(verdict.certain, similarity, outside);
+    most = value > most ? value : most;
+    store(masked + begin, value);
     reached += __builtin_popcount(verdict.reached);
-    *certain += __builtin_popcount(verdict.certain);
-    store(masked + begin, blend(verdict.certain, similarity, outside));
-    if (verdict.undecided) append(undecided, similarity, lanes + begin, verdict.undecided);
+    sure += __builtin_popcount(verdict.certain);
+    if (verdict.undecided) open = append(undecided, open, similarity, lanes + begin, verdict.undecided);
   }
+  *certain = sure;
+  *largest = horizontal_maximum(most);
+  undecided.count = open;
   return reached;
 }
 
-void filter(const float* similarity, const uint8_t* position, int count, uint32_t first_key, Place lower, Place upper,
+void filter(const float* similarity, const uint16_t* position, int count, uint32_t first_key, Place lower, Place upper,
             Members& members) {
   const TileLimit from(lower, first_key, kTile), to(upper, first_key, kTile);
-  members.count = 0;
+  int found = 0;
   for (int begin = 0; begin < count; begin += kLanes) {
     const Floats value = load<Floats>(similarity + begin);
     Ints place;
     for (int lane = 0; lane < kLanes; ++lane) place[lane] = position[begin + lane];
     const Ints key = order_key(value);
-    append(members, value, place, from.reached(key, place) & ~to.reached(key, place) & first_lanes(count - begin));
+    const Mask inside = from.reached(key, place) & ~to.reached(key, place) & first_lanes(count - begin);
+    found = append(members, found, value, place, inside);
   }
+  members.count = found;
 }
 
 // ---- weights ---------------------------------------------------------------------------------------------------
@@ -340,11 +477,7 @@ float maximum(const float* values, int count) {
     const Floats value = blend(first_lanes(count - begin), load<Floats>(values + begin), lowest);
     largest = largest >= value || largest != largest ? largest : value;
   }
-  float result = largest[0];
-  for (int lane = 1; lane < kLanes; ++lane) {
-    result = result >= largest[lane] || result != result ? result : largest[lane];
-  }
-  return result;
+  return horizontal_maximum(largest);
 }
 
 // exp(x) for x <= 88 within 2 ulp, 0 below -87 where the result would be subnormal.
@@ -364,16 +497,14 @@ inline Floats exponential(Floats x) {
   return x < -87.0f ? Floats{} : series * from_bits(exponent);
 }
 
-float exponentials(float* values, int count, float shift, float scale) {
-  Floats sum{};
+void exponentials(float* values, int count, float shift, float scale, float* lane_sums) {
+  Floats sum = load<Floats>(lane_sums);
   for (int begin = 0; begin < count; begin += kLanes) {
     const Floats value = exponential((load<Floats>(values + begin) - shift) * scale);
     store(values + begin, value);
     sum += blend(first_lanes(count - begin), value, Floats{});
   }
-  float total = 0.0f;
-  for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
-  return total;
+  store(lane_sums, sum);
 }
 
 template <int kVectors>

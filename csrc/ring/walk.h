@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "ring/ring.h"
@@ -20,33 +23,34 @@ class AlignedFloats {
 
  private:
   struct Free {
-    void operator()(float* data) const { ::operator delete[](data, std::align_val_t(64)); }
+    void operator()(float* data) const { std::free(data); }
   };
-  static float* allocate(int64_t count) {
-    return static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t(64)));
-  }
+  static float* allocate(int64_t count);
   std::unique_ptr<float[], Free> data_;
 };
 
-// The keys in tiles, and the tiles in chunks: a chunk is one task. It depends on the shape alone, never on the number of
-// threads or on which queries are done together, and with it the order of every sum.
+// The keys in tiles, and the tiles in chunks: a chunk is one task. They depend on the shape alone, never on the number of
+// threads or on which queries are done together, and with them the order of every sum.
 struct Chunks {
   int64_t keys;
+  int tile;  // keys per tile: about 256 KiB
   int64_t tiles;
   int64_t tiles_per_chunk;
   int64_t count;
 
-  Chunks(int64_t num_keys, int64_t channels) : keys(num_keys), tiles((num_keys + kTile - 1) / kTile) {
+  Chunks(int64_t num_keys, int64_t channels)
+      : keys(num_keys), tile(static_cast<int>(std::clamp<int64_t>((1 << 16) / std::max<int64_t>(channels, 1) / 48, 1, kTile / 48)) * 48) {
+    tiles = (keys + tile - 1) / tile;
     // Each chunk keeps a partial sum of `channels` floats for each query of a block.
     const int64_t most = std::clamp<int64_t>(4096 / std::max<int64_t>(channels, 1), 2, 32);
     tiles_per_chunk = std::max<int64_t>(1, (tiles + most - 1) / most);
     count = (tiles + tiles_per_chunk - 1) / tiles_per_chunk;
   }
+  int64_t chunk_of(int64_t number) const { return number / tiles_per_chunk; }
   int64_t first_tile(int64_t chunk) const { return chunk * tiles_per_chunk; }
   int64_t last_tile(int64_t chunk) const { return std::min(tiles, (chunk + 1) * tiles_per_chunk); }
-  int tile_size(int64_t tile) const { return static_cast<int>(std::min<int64_t>(kTile, keys - tile * kTile)); }
-  int64_t first_key(int64_t chunk) const { return first_tile(chunk) * kTile; }
-  int64_t last_key(int64_t chunk) const { return std::min(keys, last_tile(chunk) * kTile); }
+  int64_t first_key(int64_t number) const { return number * tile; }
+  int tile_size(int64_t number) const { return static_cast<int>(std::min<int64_t>(tile, keys - number * tile)); }
 };
 
 // Rows of a matrix as float32, whatever their type and strides.
@@ -59,6 +63,9 @@ class RowReader {
   // The given rows, copied side by side.
   void gather(const uint32_t* rows, int count);
   void gather(const int64_t* rows, int count);
+
+  // The bytes of rows first .. first + count - 1 if they lie in one piece, else none.
+  std::pair<const char*, int64_t> bytes(int64_t first, int64_t count) const;
 
   const float* data() const { return data_; }
   int64_t row_stride() const { return row_stride_; }
@@ -91,15 +98,25 @@ struct QueryBlock {
 // One tile of keys, ready for the product and for weighted sums.
 class KeyTile {
  public:
-  explicit KeyTile(const Matrix& keys);
+  KeyTile(const Matrix& keys, int size);
 
   // Both the keys for the product and rows(); view() prepares rows() alone.
   void load(int64_t first_key, int count);
   void gather(const uint32_t* keys, int count);
   void view(int64_t first_key, int count);
 
-  // similarity[g * kTile + k] of one group of queries. Returns whether they are known to be finite.
-  bool similarities(const QueryBlock& block, int64_t group, float* similarity) const;
+  // Memory to be brought near while the kernels work on something else.
+  struct Ahead {
+    const char* begin = nullptr;
+    int64_t bytes = 0;
+  };
+  // similarity[g * kTile + k] for the queries of some consecutive groups.
+  void similarities(const QueryBlock& block, int64_t group, int groups, float* similarity, Ahead ahead) const;
+  // Whether the similarities of a group are known to be finite.
+  bool finite(const QueryBlock& block, int64_t group) const;
+
+  // The memory of other keys; a share of it.
+  Ahead ahead(int64_t first_key, int count, int64_t share, int64_t shares) const;
 
   // The keys, channels side by side: key k begins at data + k * stride.
   struct Rows {
@@ -126,18 +143,28 @@ class KeyTile {
 template <class Visit>
 void walk(const Problem& problem, const QueryBlock& block, const Chunks& chunks, int64_t chunk, const Visit& visit) {
   const int group_size = tile_kernels().group;
-  KeyTile tile(problem.keys);
-  alignas(64) float similarity[kMaxGroup * kTile];
+  KeyTile tile(problem.keys, chunks.tile);
+  const AlignedFloats similarity(kBatch * kMaxGroup * kTile);
   RowTile row_tiles[kMaxGroup];
   for (int64_t number = chunks.first_tile(chunk); number < chunks.last_tile(chunk); ++number) {
-    const int64_t first_key = number * kTile;
+    const int64_t first_key = chunks.first_key(number);
     tile.load(first_key, chunks.tile_size(number));
     for (int64_t group = 0; group < block.groups; ++group) {
-      const bool finite = tile.similarities(block, group, similarity);
-      const int rows = static_cast<int>(std::min<int64_t>(group_size, block.size() - group * group_size));
+      if (group % kBatch == 0) {
+        const auto groups = static_cast<int>(std::min<int64_t>(kBatch, block.groups - group));
+        KeyTile::Ahead ahead;
+        if (number + 1 < chunks.last_tile(chunk)) {
+          ahead = tile.ahead(chunks.first_key(number + 1), chunks.tile_size(number + 1), group / kBatch,
+                             (block.groups + kBatch - 1) / kBatch);
+        }
+        tile.similarities(block, group, groups, similarity.get(), ahead);
+      }
+      const float* group_similarity = similarity.get() + group % kBatch * group_size * kTile;
+      const bool finite = tile.finite(block, group);
+      const auto rows = static_cast<int>(std::min<int64_t>(group_size, block.size() - group * group_size));
       for (int i = 0; i < rows; ++i) {
         const int64_t excluded = problem.exclude ? problem.exclude[block.rows[group * group_size + i]] - first_key : -1;
-        row_tiles[i] = {similarity + i * kTile, static_cast<uint32_t>(first_key), tile.count(),
+        row_tiles[i] = {group_similarity + i * kTile, static_cast<uint32_t>(first_key), tile.count(),
                         excluded >= 0 && excluded < tile.count() ? static_cast<int>(excluded) : -1, finite};
       }
       visit(tile, group, row_tiles, rows);

@@ -2,7 +2,24 @@
 
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace iecl_fast::ring {
+
+float* AlignedFloats::allocate(int64_t count) {
+  constexpr size_t kLine = 64, kHugePage = size_t{1} << 21;
+  const size_t bytes = std::max<size_t>(count * sizeof(float), 1);
+  const size_t alignment = bytes < kHugePage ? kLine : kHugePage;
+  void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (data == nullptr) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  // Fresh memory costs a page fault every 4 KiB otherwise. A wish: it may fail.
+  if (alignment == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+  return static_cast<float*>(data);
+}
 
 RowReader::RowReader(const Matrix& matrix, int max_rows) : matrix_(matrix), converted_(max_rows * matrix.columns) {}
 
@@ -67,6 +84,12 @@ void RowReader::gather_rows(const Index* rows, int count) {
 void RowReader::gather(const uint32_t* rows, int count) { gather_rows(rows, count); }
 void RowReader::gather(const int64_t* rows, int count) { gather_rows(rows, count); }
 
+std::pair<const char*, int64_t> RowReader::bytes(int64_t first, int64_t count) const {
+  if (matrix_.column_stride != 1 || matrix_.row_stride != matrix_.columns) return {nullptr, 0};
+  const int64_t row = matrix_.columns * (matrix_.dtype == Dtype::kFloat32 ? 4 : 2);
+  return {static_cast<const char*>(matrix_.data) + first * row, count * row};
+}
+
 QueryBlock::QueryBlock(const Matrix& query, std::vector<int64_t> row_numbers)
     : rows(std::move(row_numbers)), channels(query.columns) {
   const TileKernels& kernels = tile_kernels();
@@ -83,8 +106,11 @@ QueryBlock::QueryBlock(const Matrix& query, std::vector<int64_t> row_numbers)
   }
 }
 
-KeyTile::KeyTile(const Matrix& keys)
-    : channels_(keys.columns), reader_(keys, kTile), panel_(kTile * keys.columns), copied_(kTile * keys.columns) {}
+KeyTile::KeyTile(const Matrix& keys, int size)
+    : channels_(keys.columns),
+      reader_(keys, size),
+      panel_(kTile * keys.columns),
+      copied_(size * keys.columns) {}
 
 void KeyTile::view(int64_t first_key, int count) {
   reader_.view(first_key, count);
@@ -109,11 +135,22 @@ void KeyTile::pack() {
                                         panel_.get());
 }
 
-bool KeyTile::similarities(const QueryBlock& block, int64_t group, float* similarity) const {
+void KeyTile::similarities(const QueryBlock& block, int64_t group, int groups, float* similarity,
+                           Ahead ahead) const {
   const TileKernels& kernels = tile_kernels();
-  kernels.similarities(block.packed.get() + group * kernels.group * channels_, panel_.get(), channels_, similarity);
+  kernels.similarities(block.packed.get() + group * kernels.group * channels_, groups, panel_.get(), count_, channels_,
+                       similarity, ahead.begin, ahead.bytes);
+}
+
+bool KeyTile::finite(const QueryBlock& block, int64_t group) const {
   // False for NaN. No partial sum can leave the range of float32 when this holds.
   return static_cast<double>(block.magnitude[group]) * magnitude_ * static_cast<double>(channels_) < 1e38;
+}
+
+KeyTile::Ahead KeyTile::ahead(int64_t first_key, int count, int64_t share, int64_t shares) const {
+  const int64_t begin = count * share / shares, end = count * (share + 1) / shares;
+  const auto [memory, bytes] = reader_.bytes(first_key + begin, end - begin);
+  return {memory, bytes};
 }
 
 KeyTile::Rows KeyTile::rows() {
