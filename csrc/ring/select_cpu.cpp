@@ -146,21 +146,26 @@ std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, boo
         const auto found = std::lower_bound(sample.begin(), sample.end(), excluded);
         if (found != sample.end() && *found == excluded) row_keys[found - sample.begin()] = kBelowAll.key;
       }
-      const auto place = [&](int64_t rank, bool above) {
-        return tile_kernels().place_near(row_keys, sample.data(), size, rank, kTolerance, above);
-      };
       const RankRange range = problem.range(block.rows[row]);
       const int64_t shift = excludes(row) ? 1 : 0;
+      const SampleRanks lower = sample_ranks(range.lower + shift, num_keys, size);
+      const SampleRanks upper = sample_ranks(range.upper + shift, num_keys, size);
+      // Ascending, if not strictly; -1 and `size` stand for no place and are left out.
+      int64_t ranks[4] = {lower.below, lower.above, upper.below, upper.above};
+      std::sort(ranks, ranks + 4);
+      int64_t* first = std::upper_bound(ranks, ranks + 4, -1);
+      int64_t* last = std::lower_bound(first, ranks + 4, size);
+      Place before[4], after[4];
+      tile_kernels().places_near(row_keys, sample.data(), size, first, last - first, kTolerance, before, after);
+      const auto place = [&](int64_t rank, const Place* places) { return places[std::find(first, last, rank) - first]; };
       Window& window = windows[row];
       if (needs_lower(row)) {
-        const SampleRanks ranks = sample_ranks(range.lower + shift, num_keys, size);
-        if (ranks.below >= 0) window.lower = place(ranks.below, false);
-        window.inner_lower = ranks.above < size ? place(ranks.above, true) : kAboveAll;
+        if (lower.below >= 0) window.lower = place(lower.below, before);
+        window.inner_lower = lower.above < size ? place(lower.above, after) : kAboveAll;
       }
       if (needs_upper(row)) {
-        const SampleRanks ranks = sample_ranks(range.upper + shift, num_keys, size);
-        window.inner_upper = ranks.below >= 0 ? place(ranks.below, false) : kBelowAll;
-        if (ranks.above < size) window.upper = place(ranks.above, true);
+        window.inner_upper = upper.below >= 0 ? place(upper.below, before) : kBelowAll;
+        if (upper.above < size) window.upper = place(upper.above, after);
       }
     }
   });

@@ -103,10 +103,10 @@ struct TileKernels {
   // Position of the entry with the given rank in the order of (key, position), which is likely to have a key between the
   // hints. Reads up to kSlack keys past the end.
   int64_t (*select)(const int32_t* keys, int64_t count, int64_t rank, int32_t low_hint, int32_t high_hint);
-  // A place just below the entry with the given rank, or just above it: with less than `tolerance` other entries between.
-  // indices ascend. Exact where many keys are equal.
-  Place (*place_near)(const int32_t* keys, const uint32_t* indices, int64_t count, int64_t rank, int64_t tolerance,
-                      bool above);
+  // For each of some ascending ranks a place at or before the entry with that rank and one behind it, with less than
+  // `tolerance` other entries between; none between where many keys are equal. indices ascend.
+  void (*places_near)(const int32_t* keys, const uint32_t* indices, int64_t count, const int64_t* ranks,
+                      int64_t num_ranks, int64_t tolerance, Place* before, Place* after);
 };
 
 const TileKernels& tile_kernels();

@@ -31,7 +31,7 @@ extern const TileKernels kAvx512Kernels;
 const TileKernels kAvx512Kernels = {
     "avx512",     kGroup,       from_float16, from_bfloat16, pack_keys,          pack_queries, copy_rows,
     similarities, split,        mask,         filter,        maximum,            exponentials, weighted_sum,
-    group_weighted_sum,         scatter,      order_keys,    select,             place_near,
+    group_weighted_sum,         scatter,      order_keys,    select,             places_near,
 };
 
 }  // namespace iecl_fast::ring

@@ -19,7 +19,7 @@ extern const TileKernels kPortableKernels;
 const TileKernels kPortableKernels = {
     "portable",     kGroup,       from_float16, from_bfloat16, pack_keys,          pack_queries, copy_rows,
     similarities, split,        mask,         filter,        maximum,            exponentials, weighted_sum,
-    group_weighted_sum,         scatter,      order_keys,    select,             place_near,
+    group_weighted_sum,         scatter,      order_keys,    select,             places_near,
 };
 
 }  // namespace iecl_fast::ring

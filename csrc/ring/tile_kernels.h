@@ -141,26 +141,41 @@ void copy_rows(const float* keys, int64_t key_stride, int64_t channel_stride, in
 // Each sum runs over channels in ascending order, in blocks that are added up in ascending order: the bits of one
 // similarity do not depend on where in a group or a tile its query and key stand.
 constexpr int64_t kChannelBlock = 256;
-constexpr int64_t kAheadEvery = 8, kLine = 64;
+constexpr int kAheadEvery = 8, kLine = 64;
+
+// sum[g][v] += the products of one channel.
+inline __attribute__((always_inline)) void add_channel(const float* queries, const float* panel,
+                                                       Floats (&sum)[kGroup][kPanelVectors]) {
+  Floats key[kPanelVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; ++v) key[v] = load<Floats>(panel + v * kLanes);
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroup; ++g) {
+    const Floats query = floats(queries[g]);
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) sum[g][v] += query * key[v];
+  }
+}
 
 // One group with one panel. Meanwhile asks for the bytes from `ahead` on, a cache line every few channels.
 inline void panel_similarities(const float* queries, const float* panel, int64_t channels, float* similarity,
                                const char* ahead) {
   for (int64_t from = 0; from < channels || from == 0; from += kChannelBlock) {
-    const int64_t to = from + kChannelBlock < channels ? from + kChannelBlock : channels;
+    const int64_t to = std::min(from + kChannelBlock, channels);
     Floats sum[kGroup][kPanelVectors] = {};
-    for (int64_t c = from; c < to; ++c) {
-      if (c % kAheadEvery == 0) __builtin_prefetch(ahead + c / kAheadEvery * kLine, 0, 2);
-      Floats key[kPanelVectors];
-      for (int v = 0; v < kPanelVectors; ++v) key[v] = load<Floats>(panel + c * kPanel + v * kLanes);
+    int64_t c = from;
+    for (; c + kAheadEvery <= to; c += kAheadEvery) {
+      __builtin_prefetch(ahead, 0, 2);
+      ahead += kLine;
 #pragma GCC unroll 8
-      for (int g = 0; g < kGroup; ++g) {
-        const Floats query = floats(queries[c * kGroup + g]);
-#pragma GCC unroll 4
-        for (int v = 0; v < kPanelVectors; ++v) sum[g][v] += query * key[v];
-      }
+      for (int i = 0; i < kAheadEvery; ++i) add_channel(queries + i * kGroup, panel + i * kPanel, sum);
+      queries += kAheadEvery * kGroup;
+      panel += kAheadEvery * kPanel;
     }
+    for (; c < to; ++c, queries += kGroup, panel += kPanel) add_channel(queries, panel, sum);
+#pragma GCC unroll 8
     for (int g = 0; g < kGroup; ++g) {
+#pragma GCC unroll 4
       for (int v = 0; v < kPanelVectors; ++v) {
         float* out = similarity + g * kTile + v * kLanes;
         store(out, from == 0 ? sum[g][v] : load<Floats>(out) + sum[g][v]);
@@ -225,15 +240,13 @@ std::pair<int32_t, int32_t> key_range(const int32_t* keys, int64_t count) {
 }
 
 int64_t count_below(const int32_t* keys, int64_t count, int32_t pivot) {
-  int64_t below = 0, i = 0;
-  while (i + kLanes <= count) {
-    const int64_t stop = std::min(count, i + (int64_t{1} << 30));  // before a lane's counter can overflow
-    Ints counter{};
-    for (; i + kLanes <= stop; i += kLanes) counter -= load<Ints>(keys + i) < pivot;
-    for (int lane = 0; lane < kLanes; ++lane) below += counter[lane];
+  int64_t reached[2] = {}, i = 0;  // two sums, for two additions at a time
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    reached[0] += __builtin_popcount(at_least(load<Ints>(keys + i), ints(pivot)));
+    reached[1] += __builtin_popcount(at_least(load<Ints>(keys + i + kLanes), ints(pivot)));
   }
-  for (; i < count; ++i) below += keys[i] < pivot;
-  return below;
+  for (; i < count; ++i) reached[0] += keys[i] >= pivot;
+  return count - reached[0] - reached[1];
 }
 
 // The similarity with a key; a NaN for keys that no similarity has.
@@ -306,14 +319,20 @@ int64_t select(const int32_t* keys, int64_t count, int64_t rank, int32_t low_hin
   return few[remaining].second;
 }
 
-Place place_near(const int32_t* keys, const uint32_t* indices, int64_t count, int64_t rank, int64_t tolerance,
-                 bool above) {
+void places_near(const int32_t* keys, const uint32_t* indices, int64_t count, const int64_t* ranks, int64_t num_ranks,
+                 int64_t tolerance, Place* before, Place* after) {
   const auto [lowest, highest] = key_range(keys, count);
   Interval interval{lowest, highest, 0, count};
-  narrow(interval, keys, count, rank, tolerance);
-  if (interval.low < interval.high) return {int32_t(above ? interval.high + 1 : interval.low), 0};
-  const int64_t position = select(keys, count, rank, int32_t(interval.low), int32_t(interval.high));
-  return {keys[position], indices[position] + above};
+  for (int64_t i = 0; i < num_ranks; ++i) {
+    interval = {interval.low, highest, interval.below, count};  // ranks ascend
+    narrow(interval, keys, count, ranks[i], tolerance);
+    before[i] = {int32_t(interval.low), 0};
+    after[i] = {int32_t(interval.high + 1), 0};
+    if (interval.low < interval.high) continue;
+    const int64_t position = select(keys, count, ranks[i], int32_t(interval.low), int32_t(interval.high));
+    before[i] = {keys[position], indices[position]};
+    after[i] = before[i].next();
+  }
 }
 
 // "At or above a place" for the entries of one tile: compare with `key` from `position` on, with `key + 1` before it.
