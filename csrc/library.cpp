@@ -81,31 +81,23 @@ iecl_fast::ring::Problem ring_problem(const Tensor& query, const Tensor& keys, c
 }
 
 std::tuple<Tensor, Tensor> ring_sample(const Tensor& query, const Tensor& keys, std::vector<int64_t> ranks,
-                                       const std::optional<Tensor>& exclude, const std::optional<Tensor>& positions,
+                                       const std::optional<Tensor>& exclude, const std::optional<Tensor>& uniform,
                                        bool with_indices) {
-  auto problem = ring_problem(query, keys, ranks, exclude);
-  const bool excluding = exclude.has_value();
+  const auto problem = ring_problem(query, keys, ranks, exclude);
   const int64_t rows = problem.query.rows;
-  const int64_t size = excluding ? ranks[3] - ranks[2] : ranks[1] - ranks[0];
-  const int64_t count = positions.has_value() ? positions->size(1) : size;
+  const auto size = [&](int64_t row) { return problem.range(row).upper - problem.range(row).lower; };
+  // Without queries the result has the width that it would have with some.
+  const auto common = rows > 0 ? problem.range(0) : exclude.has_value() ? problem.ranks_of_rest : problem.ranks;
+  const int64_t count = uniform.has_value() ? uniform->size(1) : common.upper - common.lower;
   Tensor similarities = make(query, {rows, count}, ScalarType::Float);
   Tensor indices = make(query, {with_indices ? rows : 0, count}, ScalarType::Long);
   int64_t* to_indices = with_indices ? data<int64_t>(indices) : nullptr;
-  if (positions.has_value()) {
-    const int64_t* wanted = array<int64_t>(*positions, ScalarType::Long, rows * count, "positions");
-    for (int64_t i = 0; i < rows * count; ++i) {
-      const auto range = problem.range(i / count);
-      STD_TORCH_CHECK(wanted[i] >= 0 && wanted[i] < range.upper - range.lower, "positions beyond the ring");
-    }
-    if (rows * count > 0) {
-      iecl_fast::ring::draw_cpu(problem, wanted, count, data<float>(similarities), to_indices, parallel_for);
-    }
-  } else if (rows * count > 0) {
-    for (int64_t row = 0; row < rows; ++row) {
-      const auto range = problem.range(row);
-      STD_TORCH_CHECK(range.upper - range.lower == size, "rings of different sizes");
-    }
-    iecl_fast::ring::sample_cpu(problem, size, data<float>(similarities), to_indices, parallel_for);
+  if (uniform.has_value()) {
+    const double* numbers = array<double>(*uniform, ScalarType::Double, rows * count, "uniform");
+    iecl_fast::ring::draw_cpu(problem, numbers, count, data<float>(similarities), to_indices, parallel_for);
+  } else {
+    for (int64_t row = 0; row < rows; ++row) STD_TORCH_CHECK(size(row) == count, "rings of different sizes");
+    iecl_fast::ring::sample_cpu(problem, count, data<float>(similarities), to_indices, parallel_for);
   }
   return {similarities, indices};
 }
@@ -163,7 +155,7 @@ std::string instruction_set() { return iecl_fast::ring::instruction_set(); }
 
 // Operators with a leading underscore are the CPU's share; iecl_fast/ring/ops.py puts them behind the public ones.
 STABLE_TORCH_LIBRARY(iecl_fast, m) {
-  m.def("_ring_sample_cpu(Tensor query, Tensor keys, int[] ranks, Tensor? exclude, Tensor? positions, "
+  m.def("_ring_sample_cpu(Tensor query, Tensor keys, int[] ranks, Tensor? exclude, Tensor? uniform, "
         "bool with_indices) -> (Tensor, Tensor)");
   m.def("_ring_sample_query_gradient_cpu(Tensor gradient, Tensor indices, Tensor keys) -> Tensor");
   m.def("_ring_sample_keys_gradient_cpu(Tensor gradient, Tensor indices, Tensor query, int num_keys) -> Tensor");

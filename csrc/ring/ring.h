@@ -32,8 +32,9 @@ struct Problem {
 // M = `size`, the same for every row.
 void sample_cpu(const Problem& problem, int64_t size, float* similarities, int64_t* indices, ParallelFor parallel);
 
-// The members at positions (N, S) of that order: similarities (N, S) and, unless nullptr, indices (N, S).
-void draw_cpu(const Problem& problem, const int64_t* positions, int64_t num_samples, float* similarities,
+// The members at the positions floor(uniform * M) of that order, uniform (N, S) in [0, 1) and M each row's own number of
+// members: similarities (N, S) and, unless nullptr, indices (N, S).
+void draw_cpu(const Problem& problem, const double* uniform, int64_t num_samples, float* similarities,
               int64_t* indices, ParallelFor parallel);
 
 // loss (N,) = -log(exp(q.k/T) / (exp(q.k/T) + sum over the ring of exp(q.n/T))), and

@@ -11,16 +11,20 @@
 namespace iecl_fast::ring {
 namespace {
 
-// Which position each draw of a row asks for, in ascending order.
+// Which member a draw asks for, and where in the result it goes.
 struct Draw {
-  int64_t position;
-  int64_t slot;
+  uint32_t member;
+  uint32_t slot;
 };
 
-std::vector<Draw> sorted_draws(const int64_t* positions, int64_t count) {
+std::vector<Draw> sorted_draws(const double* uniform, int64_t count, RankRange range) {
+  const int64_t size = range.upper - range.lower;
   std::vector<Draw> draws(count);
-  for (int64_t slot = 0; slot < count; ++slot) draws[slot] = {positions[slot], slot};
-  std::sort(draws.begin(), draws.end(), [](const Draw& a, const Draw& b) { return a.position < b.position; });
+  for (int64_t slot = 0; slot < count; ++slot) {
+    const auto member = static_cast<int64_t>(uniform[slot] * static_cast<double>(size));
+    draws[slot] = {static_cast<uint32_t>(std::clamp<int64_t>(member, 0, size - 1)), static_cast<uint32_t>(slot)};
+  }
+  std::sort(draws.begin(), draws.end(), [](const Draw& a, const Draw& b) { return a.member < b.member; });
   return draws;
 }
 
@@ -109,17 +113,18 @@ void sample_cpu(const Problem& problem, int64_t size, float* similarities, int64
   });
 }
 
-void draw_cpu(const Problem& problem, const int64_t* positions, int64_t num_samples, float* similarities,
+void draw_cpu(const Problem& problem, const double* uniform, int64_t num_samples, float* similarities,
               int64_t* indices, ParallelFor parallel) {
   std::vector<std::vector<Draw>> draws(problem.query.rows);
-  parallel(problem.query.rows,
-           [&](int64_t row) { draws[row] = sorted_draws(positions + row * num_samples, num_samples); });
+  parallel(problem.query.rows, [&](int64_t row) {
+    draws[row] = sorted_draws(uniform + row * num_samples, num_samples, problem.range(row));
+  });
   visit_members(problem, parallel, [&](int64_t row, int64_t before, int64_t first_key, const Members& members) {
     const auto& wanted = draws[row];
     auto draw = std::lower_bound(wanted.begin(), wanted.end(), before,
-                                 [](const Draw& a, int64_t position) { return a.position < position; });
-    for (; draw != wanted.end() && draw->position < before + members.count; ++draw) {
-      const int64_t member = draw->position - before, to = row * num_samples + draw->slot;
+                                 [](const Draw& a, int64_t member) { return a.member < member; });
+    for (; draw != wanted.end() && draw->member < before + members.count; ++draw) {
+      const int64_t member = draw->member - before, to = row * num_samples + draw->slot;
       similarities[to] = members.value[member];
       if (indices != nullptr) indices[to] = first_key + members.position[member];
     }

@@ -5,7 +5,6 @@ from torch import Tensor
 
 import iecl_fast.ring.ops  # noqa: F401  (registers the operators)
 from iecl_fast.ring.ops import check_temperature
-from iecl_fast.ring.percentiles import ring_ranks
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -38,7 +37,7 @@ def ring_sample(
             setting), instead of all. Needs no memory of the size N x K.
         exclude: (N,) int64, index of a key that is no candidate for the query, such as its own entry in a memory bank,
             -1 for none. Percentiles are then of the other K - 1 keys.
-        generator: for ``num_samples``, on query's device.
+        generator: for the draws of ``num_samples``, on query's device.
         return_indices: also return which keys they are.
         layout: "KC" or "CK" states the layout of ``queue`` where its shape leaves it open.
 
@@ -52,16 +51,15 @@ def ring_sample(
     """
     keys = _as_keys(query, queue, "queue", layout)
     _check(query, keys, "queue", exclude)
-    count = None
+    uniform = None
     if num_samples is not None:
         if num_samples < 1:
             raise ValueError(f"num_samples = {num_samples} is not allowed: at least 1")
-        count = _draw(query, keys, lower, upper, num_samples, exclude, generator)
-    elif generator is not None:
-        raise ValueError("generator is used only with num_samples")
+        shape = (query.shape[0], num_samples)
+        uniform = torch.rand(shape, generator=generator, device=query.device, dtype=torch.float64)
     needs_gradient = torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad)
     similarities, indices = torch.ops.iecl_fast.ring_sample(
-        query, keys, lower, upper, exclude, count, return_indices or needs_gradient
+        query, keys, lower, upper, exclude, uniform, return_indices or needs_gradient
     )
     similarities = similarities.to(query.dtype)
     return (similarities, indices) if return_indices else similarities
@@ -164,16 +162,3 @@ def _check(query: Tensor, keys: Tensor, name: str, exclude: Tensor | None) -> No
         raise ValueError(f"exclude has the shape {tuple(exclude.shape)}; ({query.shape[0]},) is allowed")
     if exclude.device != query.device:
         raise ValueError(f"exclude is on {exclude.device}; query's device is allowed, {query.device}")
-
-
-def _draw(query, keys, lower, upper, num_samples, exclude, generator) -> Tensor:
-    """Uniform positions in each query's ring: (N, num_samples) int64."""
-    num_keys, shape = keys.shape[0], (query.shape[0], num_samples)
-    if exclude is None:
-        first, end = ring_ranks(lower, upper, num_keys)
-        return torch.randint(end - first, shape, generator=generator, device=query.device)
-    # Rings of K and of K - 1 candidates may differ in size by one.
-    sizes = [end - first for first, end in (ring_ranks(lower, upper, num_keys), ring_ranks(lower, upper, num_keys - 1))]
-    size = torch.where(exclude < 0, *sizes)[:, None]
-    uniform = torch.rand(shape, generator=generator, device=query.device, dtype=torch.float64)
-    return (uniform * size).long().clamp(max=size - 1)

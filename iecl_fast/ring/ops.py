@@ -16,18 +16,20 @@ from iecl_fast.ring.percentiles import ring_ranks
 _kernels = torch.ops.iecl_fast
 _definitions = torch.library.Library("iecl_fast", "FRAGMENT")
 _definitions.define(
-    "ring_sample(Tensor query, Tensor keys, float lower, float upper, Tensor? exclude, Tensor? positions, "
+    "ring_sample(Tensor query, Tensor keys, float lower, float upper, Tensor? exclude, Tensor? uniform, "
     "bool with_indices) -> (Tensor similarities, Tensor indices)"
 )
 _definitions.define("ring_sample_query_gradient(Tensor gradient, Tensor indices, Tensor keys) -> Tensor")
-_definitions.define("ring_sample_keys_gradient(Tensor gradient, Tensor indices, Tensor query, SymInt num_keys) -> Tensor")
+_definitions.define(
+    "ring_sample_keys_gradient(Tensor gradient, Tensor indices, Tensor query, SymInt num_keys) -> Tensor"
+)
 _definitions.define(
     "ring_info_nce(Tensor query, Tensor positive_key, Tensor keys, Tensor temperature, float lower, float upper, "
     "Tensor? exclude, bool with_gradient) -> (Tensor loss, Tensor log_denominator, Tensor query_gradient)"
 )
 _definitions.define(
-    "ring_info_nce_keys_gradient(Tensor query, Tensor keys, Tensor temperature, float lower, float upper, "
-    "Tensor? exclude, Tensor log_denominator, Tensor loss_gradient) -> Tensor"
+    "ring_info_nce_keys_gradient(Tensor query, Tensor keys, Tensor temperature, float lower, float upper, Tensor? exclude, "
+    "Tensor log_denominator, Tensor loss_gradient) -> Tensor"
 )
 
 
@@ -49,9 +51,14 @@ def check_temperature(temperature: float) -> None:
         raise ValueError(f"temperature = {temperature} is not allowed: a positive number")
 
 
-def _common_size(ranks: list[int], exclude: Tensor | None) -> None:
+def _check_common_size(ranks: list[int], exclude: Tensor | None) -> None:
     first, end, first_of_rest, end_of_rest = ranks
-    if exclude is not None and (exclude < 0).any() and (exclude >= 0).any() and end - first != end_of_rest - first_of_rest:
+    if (
+        exclude is not None
+        and (exclude < 0).any()
+        and (exclude >= 0).any()
+        and end - first != end_of_rest - first_of_rest
+    ):
         raise ValueError(
             f"exclude mixes -1 with key indices: {end - first} keys would be kept for the one, "
             f"{end_of_rest - first_of_rest} for the other; exclude a key for every query or for none, or draw num_samples"
@@ -62,13 +69,11 @@ def _common_size(ranks: list[int], exclude: Tensor | None) -> None:
 
 
 @torch.library.impl(_definitions, "ring_sample", "CPU")
-def _(query, keys, lower, upper, exclude, positions, with_indices):
+def _(query, keys, lower, upper, exclude, uniform, with_indices):
     ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
-    if positions is None:
-        _common_size(ranks, exclude)
-        if exclude is None or not (exclude >= 0).any():
-            exclude = None
-    return _kernels._ring_sample_cpu(query, keys, ranks, exclude, positions, with_indices)
+    if uniform is None:
+        _check_common_size(ranks, exclude)
+    return _kernels._ring_sample_cpu(query, keys, ranks, exclude, uniform, with_indices)
 
 
 @torch.library.impl(_definitions, "ring_sample_query_gradient", "CPU")
@@ -100,13 +105,15 @@ def _(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gra
 def _implement_by_reference(device_type: str) -> None:
     """Plain PyTorch for devices without kernels."""
 
-    def sample(query, keys, lower, upper, exclude, positions, with_indices):
+    def sample(query, keys, lower, upper, exclude, uniform, with_indices):
         _library.warn_reference("ring_sample", device_type)
         ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
-        if positions is None:
-            _common_size(ranks, exclude)
-        similarities, indices = reference.ring_sample(query, keys, lower, upper, exclude, positions)
-        return similarities.contiguous(), indices.contiguous() if with_indices else indices.new_empty(0, indices.shape[1])
+        if uniform is None:
+            _check_common_size(ranks, exclude)
+        similarities, indices = reference.ring_sample(query, keys, lower, upper, exclude, uniform)
+        return similarities.contiguous(), indices.contiguous() if with_indices else indices.new_empty(
+            0, indices.shape[1]
+        )
 
     def query_gradient(gradient, indices, keys):
         return torch.einsum("nm,nmc->nc", gradient, keys[indices].float())
@@ -159,12 +166,12 @@ for _device_type in ("cuda", "mps", "xpu"):
 
 
 @torch.library.register_fake("iecl_fast::ring_sample")
-def _(query, keys, lower, upper, exclude, positions, with_indices):
-    if positions is None:
+def _(query, keys, lower, upper, exclude, uniform, with_indices):
+    if uniform is None:
         first, end = ring_ranks(lower, upper, keys.shape[0] - (exclude is not None))
         count = end - first
     else:
-        count = positions.shape[1]
+        count = uniform.shape[1]
     rows = query.shape[0]
     similarities = query.new_empty(rows, count, dtype=torch.float32)
     return similarities, query.new_empty(rows if with_indices else 0, count, dtype=torch.int64)
@@ -198,10 +205,23 @@ def _(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gra
 # ---- autograd ------------------------------------------------------------------------------------------------------
 
 
-def _refuse_double_backward(operator: str, *gradients: Tensor | None) -> None:
-    """Results that are not the public one get a gradient only when a backward pass is differentiated."""
-    if any(gradient is not None for gradient in gradients):
-        raise RuntimeError(f"iecl_fast.{operator} has no second derivative")
+class _OnceDifferentiable(torch.autograd.Function):
+    """A gradient that depends on ``sources`` in a way that is not implemented: differentiating it is an error."""
+
+    @staticmethod
+    def forward(ctx, operator: str, gradient: Tensor, *sources: Tensor) -> Tensor:
+        ctx.operator = operator
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, _):
+        raise RuntimeError(f"iecl_fast.{ctx.operator} has no second derivative")
+
+
+def _once_differentiable(operator: str, gradients: list[Tensor | None], *sources: Tensor) -> tuple[Tensor | None, ...]:
+    if not torch.is_grad_enabled():  # no create_graph
+        return tuple(gradients)
+    return tuple(None if g is None else _OnceDifferentiable.apply(operator, g, *sources) for g in gradients)
 
 
 def _sample_context(ctx, inputs, output):
@@ -211,15 +231,17 @@ def _sample_context(ctx, inputs, output):
 
 
 def _sample_backward(ctx, gradient, _):
+    gradients = [None] * 7
+    if gradient is None:
+        return tuple(gradients)
     query, keys, indices = ctx.saved_tensors
-    query_gradient = keys_gradient = None
-    if gradient is not None:
-        gradient = gradient.float().contiguous()
+    with torch.no_grad():
+        weights = gradient.float().contiguous()
         if ctx.needs_input_grad[0]:
-            query_gradient = _kernels.ring_sample_query_gradient(gradient, indices, keys).to(query.dtype)
+            gradients[0] = _kernels.ring_sample_query_gradient(weights, indices, keys).to(query.dtype)
         if ctx.needs_input_grad[1]:
-            keys_gradient = _kernels.ring_sample_keys_gradient(gradient, indices, query, keys.shape[0]).to(keys.dtype)
-    return query_gradient, keys_gradient, None, None, None, None, None
+            gradients[1] = _kernels.ring_sample_keys_gradient(weights, indices, query, keys.shape[0]).to(keys.dtype)
+    return _once_differentiable("ring_sample", gradients, gradient, query, keys)
 
 
 def _info_nce_context(ctx, inputs, output):
@@ -227,31 +249,33 @@ def _info_nce_context(ctx, inputs, output):
     loss, log_denominator, query_gradient = output
     ctx.save_for_backward(query, positive_key, keys, temperature, exclude, loss, log_denominator, query_gradient)
     ctx.percentiles = lower, upper
+    ctx.mark_non_differentiable(log_denominator, query_gradient)
     ctx.set_materialize_grads(False)
 
 
-def _info_nce_backward(ctx, gradient, log_denominator_gradient, query_gradient_gradient):
-    _refuse_double_backward("ring_info_nce", log_denominator_gradient, query_gradient_gradient)
-    needs_query, needs_positive, needs_keys, needs_temperature, *_ = ctx.needs_input_grad
+def _info_nce_backward(ctx, gradient, *_):
     gradients = [None] * 8
     if gradient is None:
         return tuple(gradients)
     query, positive_key, keys, temperature, exclude, loss, log_denominator, row_gradient = ctx.saved_tensors
-    if needs_query:
-        gradients[0] = (gradient[:, None] * row_gradient).to(query.dtype)
-    if needs_positive:
-        # The softmax weight of the positive is exp(-loss).
-        factor = gradient * torch.expm1(-loss) / temperature
-        gradients[1] = (factor[:, None] * query).to(positive_key.dtype)
-    if needs_keys:
-        gradients[2] = _kernels.ring_info_nce_keys_gradient(
-            query, keys, temperature, *ctx.percentiles, exclude, log_denominator, gradient.float().contiguous()
-        ).to(keys.dtype)
-    if needs_temperature:
-        # d loss / dT = -(sum of weights * similarity - positive similarity) / T^2 = -(query . d loss / d query) / T
-        slope = (gradient[:, None] * row_gradient * query).sum(dtype=torch.float64)
-        gradients[3] = (-slope / temperature).to(temperature.dtype).reshape(temperature.shape)
-    return tuple(gradients)
+    needs_query, needs_positive, needs_keys, needs_temperature, *_ = ctx.needs_input_grad
+    with torch.no_grad():
+        if needs_query:
+            gradients[0] = (gradient[:, None] * row_gradient).to(query.dtype)
+        if needs_positive:
+            # The softmax weight of the positive is exp(-loss).
+            factor = gradient * torch.expm1(-loss) / temperature
+            gradients[1] = (factor[:, None] * query).to(positive_key.dtype)
+        if needs_keys:
+            gradients[2] = _kernels.ring_info_nce_keys_gradient(
+                query, keys, temperature, *ctx.percentiles, exclude, log_denominator, gradient.float().contiguous()
+            ).to(keys.dtype)
+        if needs_temperature:
+            # d loss / dT = -(mean similarity under the softmax - positive similarity) / T^2
+            #            = -(query . d loss / d query) / T
+            slope = (gradient[:, None] * row_gradient * query).sum(dtype=torch.float64)
+            gradients[3] = (-slope / temperature).to(temperature.dtype).reshape(temperature.shape)
+    return _once_differentiable("ring_info_nce", gradients, gradient, query, positive_key, keys, temperature)
 
 
 torch.library.register_autograd("iecl_fast::ring_sample", _sample_backward, setup_context=_sample_context)

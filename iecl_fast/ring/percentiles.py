@@ -1,6 +1,5 @@
 """From percentiles of similarity to ranks, exactly."""
 
-import math
 from fractions import Fraction
 
 
@@ -18,7 +17,9 @@ def ring_ranks(lower: float, upper: float, num_keys: int) -> tuple[int, int]:
             raise ValueError(f"{name} = {value} is not allowed: a percentile lies in 0..100")
     if not lower < upper:
         raise ValueError(f"lower = {lower}, upper = {upper} is not allowed: lower has to be less than upper")
-    first, end = (math.ceil(Fraction(repr(float(value))) * num_keys / 100) for value in (lower, upper))
+    shares = (Fraction(repr(float(value))) / 100 for value in (lower, upper))
+    # Integers alone, rounded up: exact for any number of keys, and torch.compile may leave that number open.
+    first, end = (-(-share.numerator * num_keys // share.denominator) for share in shares)
     if first == end:
         raise ValueError(
             f"lower = {lower}, upper = {upper} keep no key: with {num_keys} candidate keys both fall on rank {first}; "

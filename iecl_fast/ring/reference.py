@@ -43,15 +43,20 @@ def ring_sample(
     lower: float,
     upper: float,
     exclude: Tensor | None = None,
-    positions: Tensor | None = None,
+    uniform: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Similarities and indices, (N, M) each, of the ring's members in ascending index; or those at ``positions``."""
+    """Similarities and indices of the ring's members in ascending index: (N, M) each.
+
+    With ``uniform`` (N, S), numbers in [0, 1), those at the positions ``floor(uniform * M)``, where M is each row's own.
+    """
     similarities = similarity(query, keys)
     mask = member_mask(similarities, lower, upper, exclude)
-    # Members first, in ascending index; rows may have different numbers of members when positions are given.
-    size = int(mask.sum(dim=1).min()) if len(mask) else 0
-    order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
-    indices = order[:, :size] if positions is None else order.gather(1, positions)
+    sizes = mask.sum(dim=1, keepdim=True)
+    members_first = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+    if uniform is None:
+        indices = members_first[:, : int(sizes.min()) if len(sizes) else 0]
+    else:
+        indices = members_first.gather(1, (uniform * sizes).long().clamp(max=sizes - 1))
     return similarities.gather(1, indices), indices
 
 
