@@ -2,6 +2,7 @@
 
 from iecl_fast.memory import MemoryQueue
 from iecl_fast.ring import RingSchedule, ring_info_nce, ring_sample
+from iecl_fast.spectral import remove_spectral_norm, spectral_norm
 
-__all__ = ["MemoryQueue", "RingSchedule", "ring_info_nce", "ring_sample"]
+__all__ = ["MemoryQueue", "RingSchedule", "remove_spectral_norm", "ring_info_nce", "ring_sample", "spectral_norm"]
 __version__ = "0.1.0"

@@ -50,6 +50,6 @@ def warn_reference(operator: str, device_type: str) -> None:
     """Say once per operator and device type that plain PyTorch does the work."""
     warnings.warn(
         f"iecl_fast.{operator} has no kernel for {device_type} tensors yet and uses its PyTorch reference there: "
-        "correct, but it sorts the whole N x K matrix. See `iecl-fast doctor`.",
+        "correct, but slower. See `iecl-fast doctor`.",
         stacklevel=2,
     )
