@@ -35,7 +35,8 @@ examples:
   iecl-fast pretrain                                          the digits
   iecl-fast pretrain --epochs 5 --output runs/first           shorter, in a folder of your choice
   iecl-fast pretrain --config cifar10_moco_ring data.download=true
-  iecl-fast pretrain --data photos encoder.width=64           your own: photos/train/<class>/ and photos/test/<class>/
+  iecl-fast pretrain --data photos                            your own: photos/train/<class>/ and photos/test/<class>/
+  iecl-fast pretrain --data photos encoder.width=64 trainer.threads=null      the same with a wider network, all cores
   iecl-fast pretrain method.temperature=0.1 ring.upper=95     any value of the configuration
   iecl-fast pretrain ring=null                                plain MoCo: all keys are negatives
   iecl-fast pretrain --resume runs/first                      go on with a run that was stopped

@@ -25,6 +25,17 @@ def accelerator(trainer):
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@contextmanager
+def threads(trainer):
+    """Context with the configuration's number of CPU threads, if it has one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(trainer.threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def training_views(config):
     """The training images in random views: items (list of views, label, index)."""
     with _of_group("data"):

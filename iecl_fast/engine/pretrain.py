@@ -45,7 +45,7 @@ def pretrain(config, resume=None):
         RunError: the loss is no number any more, an image cannot be read.
         Interrupted: SIGINT or SIGTERM came; a checkpoint is written.
     """
-    with StopSignals() as signals:
+    with build.threads(config.trainer), StopSignals() as signals:
         fabric = _launch_fabric(config.trainer)
         folder = _on_rank_zero(fabric, lambda: _find_folder(config, resume))
         if folder.result.exists():

@@ -105,6 +105,8 @@ class TrainerConfig:
         precision: of the arithmetic; the weights stay float32.
         accelerator: "auto" is cuda where there is one, else cpu.
         devices: how many, each with a process of its own and its part of each batch; "auto" is all.
+        threads: of the CPU's arithmetic; null leaves it to torch and OMP_NUM_THREADS. A small network is hardly slower
+            on one, and does not stall when other programs want the second core.
         log_steps: optimiser steps from one row of metrics.csv to the next.
         checkpoint_steps: optimiser steps from one checkpoint to the next; null writes one at the end of each epoch.
         progress: show the progress bar.
@@ -116,6 +118,7 @@ class TrainerConfig:
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: Positive | Literal["auto"] = 1
+    threads: Positive | None = None
     log_steps: Positive = 10
     checkpoint_steps: Positive | None = None
     progress: bool = True
@@ -187,6 +190,7 @@ MAY_DIFFER = (
     "data.download",
     "trainer.accelerator",
     "trainer.devices",
+    "trainer.threads",
     "trainer.checkpoint_steps",
     "trainer.progress",
 )

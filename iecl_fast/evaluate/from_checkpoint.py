@@ -39,14 +39,15 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
     method.load_state_dict(state["method"])
     backbone = method.backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)
-    accuracies = measure(
-        backbone,
-        train,
-        test,
-        num_classes,
-        (protocol,),
-        options=config.evaluate,
-        fabric=fabric,
-        workers=config.data.workers,
-    )
+    with build.threads(config.trainer):
+        accuracies = measure(
+            backbone,
+            train,
+            test,
+            num_classes,
+            (protocol,),
+            options=config.evaluate,
+            fabric=fabric,
+            workers=config.data.workers,
+        )
     return {"checkpoint": str(path), "data": config.data.name, "step": state["step"], **accuracies}

@@ -1,13 +1,13 @@
 """A run small enough for a test: 48 digits, a ResNet-18 of width 2, six steps an epoch."""
 
 import pytest
-import torch
 
 from iecl_fast.cli import main
 
 SMALL_RUN = [
     "encoder.stem=imagenet",
     "encoder.width=2",
+    "trainer.threads=1",
     "method.dim=8",
     "method.num_keys=32",
     "ring.lower=[0,50]",
@@ -31,19 +31,8 @@ def small_run(tmp_path):
     return arguments
 
 
-@pytest.fixture(scope="package", autouse=True)
-def one_thread():
-    """These tensors are too small for two threads, here and in the processes that the tests start."""
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="package")
-def whole_run(tmp_path_factory, one_thread):
+def whole_run(tmp_path_factory):
     """One uninterrupted run, to compare with."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert main(["pretrain", "--output", str(folder), *SMALL_RUN]) == 0

@@ -219,6 +219,18 @@ def test_a_diverged_run_stops_and_keeps_its_last_checkpoint(small_run, tmp_path,
     assert state["step"] < 18
 
 
+def test_the_number_of_threads_is_the_configured_one_and_comes_back(small_run, monkeypatch):
+    def note(*_, **__):
+        seen.append(torch.get_num_threads())
+        raise loop.RunError("seen enough")
+
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr(loop, "measure", note)
+    assert main(small_run("run", f"trainer.threads={before + 1}")) == 1
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
 def test_accumulated_batches_make_fewer_steps(small_run, tmp_path):
     assert main(small_run("run", "trainer.accumulate=2", "trainer.epochs=1")) == 0
     values = result(tmp_path / "run")
@@ -236,7 +248,7 @@ def test_more_accumulation_than_batches_is_refused(small_run, capsys):
     [
         (["ring.lower=[0,94]", "ring.upper=94.5"], "ring"),  # keeps none of 32 keys at the end
         (["ring.lower=[0,99]"], "ring"),
-        (["method.num_keys=0"], "num_keys"),
+        (["ring=null", "method.num_keys=0"], "method: num_keys"),
         (["method.momentum=1.5"], "method: momentum"),
         (["data.limit=100000"], "data: limit"),
         (["data.limit=1"], "at least 2 images"),
