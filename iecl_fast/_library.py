@@ -4,13 +4,17 @@ Operators are defined by ``_cpu.so`` (always built) and ``_cuda.so`` (built wher
 """
 
 import json
+import sys
 import warnings
 from functools import cache
 from pathlib import Path
 
 import torch
 
-FOLDER = Path(__file__).parent
+# Python run from the repository imports this package from the sources, which hold no libraries unless it was installed
+# with -e. The installed package does.
+_folders = [Path(__file__).parent, *(Path(entry) / "iecl_fast" for entry in sys.path)]
+FOLDER = next((folder for folder in _folders if (folder / "_cpu.so").exists()), _folders[0])
 
 
 @cache

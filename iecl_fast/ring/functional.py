@@ -25,8 +25,8 @@ def ring_sample(
 
     Wu et al., "Conditional Negative Sampling for Contrastive Learning of Visual Representations", section 4: hard
     negatives, without the very closest. Of K candidate keys in ascending order of similarity those with the ranks
-    ``ceil(lower * K / 100) .. ceil(upper * K / 100) - 1`` are kept, M of them. Equal similarities rank by key index, NaN
-    ranks highest and -0.0 equals 0.0, so the set is that of ``argsort(stable=True)``, on every device and in every run.
+    ``ceil(lower * K / 100) .. ceil(upper * K / 100) - 1`` are kept, M of them. Equal similarities rank by key index,
+    NaN ranks highest and -0.0 equals 0.0: the set is that of ``argsort(stable=True)``, on every device, in every run.
 
     Args:
         query: (N, C), float32, float16 or bfloat16, any strides.
@@ -80,8 +80,8 @@ def ring_info_nce(
     """InfoNCE with Ring negatives, without ever holding the N x K similarities.
 
     ``-log(exp(q.k / T) / (exp(q.k / T) + sum over the ring of exp(q.n / T)))``: van den Oord et al., "Representation
-    Learning with Contrastive Predictive Coding", eq. 4, with the negatives of :func:`ring_sample`. The positive is always
-    in the denominator. ``lower=0, upper=100`` is the plain loss over all keys.
+    Learning with Contrastive Predictive Coding", eq. 4, with the negatives of :func:`ring_sample`. The positive is
+    always in the denominator. ``lower=0, upper=100`` is the plain loss over all keys.
 
     Deterministic: the same inputs give the same bits, forward and backward, on any number of threads. Finite for finite
     inputs at any temperature from 1e-3 on. Has no second derivative.

@@ -28,8 +28,8 @@ _definitions.define(
     "Tensor? exclude, bool with_gradient) -> (Tensor loss, Tensor log_denominator, Tensor query_gradient)"
 )
 _definitions.define(
-    "ring_info_nce_keys_gradient(Tensor query, Tensor keys, Tensor temperature, float lower, float upper, Tensor? exclude, "
-    "Tensor log_denominator, Tensor loss_gradient) -> Tensor"
+    "ring_info_nce_keys_gradient(Tensor query, Tensor keys, Tensor temperature, float lower, float upper, "
+    "Tensor? exclude, Tensor log_denominator, Tensor loss_gradient) -> Tensor"
 )
 
 
@@ -37,7 +37,7 @@ def _all_ranks(lower: float, upper: float, num_keys: int, exclude: Tensor | None
     """Ranks of the ring among all keys and, for queries that exclude one, among the others."""
     if exclude is None:
         return [*ring_ranks(lower, upper, num_keys), 0, 0]
-    if exclude.numel() and not (-1 <= exclude.min() and exclude.max() < num_keys):
+    if exclude.numel() and not (exclude.min() >= -1 and exclude.max() < num_keys):
         bad = exclude[(exclude < -1) | (exclude >= num_keys)][0].item()
         raise ValueError(f"exclude contains {bad}, which is not allowed: a key index 0..{num_keys - 1}, or -1 for none")
     some_none, some_own = bool((exclude < 0).any()), bool((exclude >= 0).any())
@@ -61,7 +61,7 @@ def _check_common_size(ranks: list[int], exclude: Tensor | None) -> None:
     ):
         raise ValueError(
             f"exclude mixes -1 with key indices: {end - first} keys would be kept for the one, "
-            f"{end_of_rest - first_of_rest} for the other; exclude a key for every query or for none, or draw num_samples"
+            f"{end_of_rest - first_of_rest} for the other; exclude a key for every query, or for none, or draw samples"
         )
 
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 def ring_ranks(lower: float, upper: float, num_keys: int) -> tuple[int, int]:
     """Ascending ranks ``(ceil(lower * K / 100), ceil(upper * K / 100))`` of a ring: the first kept, the first not kept.
 
-    Percentiles are taken as the decimal numbers they are written as, not as the binary numbers next to them: 0.07 percent
-    of 10000 keys is rank 7, where ``ceil(0.07 * 10000 / 100)`` is 8.
+    Percentiles are taken as the decimal numbers they are written as, not as the binary numbers next to them: 0.07
+    percent of 10000 keys is rank 7, where ``ceil(0.07 * 10000 / 100)`` is 8.
 
     Raises:
         ValueError: if a percentile is NaN or outside 0..100, if ``lower >= upper``, or if no rank lies between them.

@@ -1,4 +1,4 @@
-"""What the Ring operators compute, in plain PyTorch on any device and in any dtype. Every kernel is tested against this.
+"""What the Ring operators compute, in plain PyTorch, any device, any dtype: what every kernel is tested against.
 
 Wu et al., "Conditional Negative Sampling for Contrastive Learning of Visual Representations": of all keys only those
 whose similarity to the query lies between two percentiles serve as negatives.
@@ -47,7 +47,7 @@ def ring_sample(
 ) -> tuple[Tensor, Tensor]:
     """Similarities and indices of the ring's members in ascending index: (N, M) each.
 
-    With ``uniform`` (N, S), numbers in [0, 1), those at the positions ``floor(uniform * M)``, where M is each row's own.
+    With ``uniform`` (N, S), numbers in [0, 1), those at the positions ``floor(uniform * M)``, M being each row's own.
     """
     similarities = similarity(query, keys)
     mask = member_mask(similarities, lower, upper, exclude)

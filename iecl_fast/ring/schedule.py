@@ -6,8 +6,8 @@ class RingSchedule:
 
     The lower percentile moves linearly from ``lower[0]`` at step 0 to ``lower[1]`` at step ``steps`` and stays there
     (Wu et al., "Conditional Negative Sampling for Contrastive Learning of Visual Representations", section 4: w_l is
-    annealed towards w_u so that training starts with easy negatives). The result depends on the step alone, so a resumed
-    run goes on exactly.
+    annealed towards w_u so that training starts with easy negatives). The result depends on the step alone, so a
+    resumed run goes on exactly.
 
     Args:
         lower: percentile at the start and at the end, or one number to keep it there.

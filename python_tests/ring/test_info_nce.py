@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import assert_as_accurate
 
+from accuracy import assert_as_accurate
 from iecl_fast import ring_info_nce
 from iecl_fast.ring import reference
 from ring.cases import DTYPES, layouts, query_and_keys

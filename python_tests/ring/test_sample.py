@@ -1,7 +1,7 @@
 import pytest
 import torch
-from accuracy import assert_as_accurate
 
+from accuracy import assert_as_accurate
 from iecl_fast import ring_sample
 from iecl_fast.ring import reference, ring_ranks
 from ring.cases import DTYPES, KINDS, layouts, query_and_keys
