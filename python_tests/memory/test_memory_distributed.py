@@ -1,7 +1,7 @@
 import torch
-from ranks import run_on_ranks
 
 from iecl_fast.memory import MemoryQueue, gather_rows
+from ranks import run_on_ranks
 
 SIZES = [(3, 3), (2, 4), (1, 0), (0, 0)]  # rows of rank 0 and of rank 1 in each step
 

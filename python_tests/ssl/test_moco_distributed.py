@@ -1,12 +1,12 @@
 import copy
 
 import torch
-from ranks import run_on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from iecl_fast.ssl import MoCo, build_backbone
 from iecl_fast.ssl.encoders import normalize_rows
+from ranks import run_on_ranks
 
 
 class Pixels(nn.Module):
