@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torchvision
@@ -251,7 +252,7 @@ class Pretraining:
             "seconds": self._seconds(),
         }
         if self.fabric.is_global_zero:
-            title = f"{self.config.method['name']} on {self.config.data.name}"
+            title = f"{self.config.method['name']} on {Path(self.config.data.name).name}"
             draw_curves(self.folder.metrics, self.folder.curves, title)
             write_json(self.folder.result, result)
         return result
