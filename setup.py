@@ -7,6 +7,7 @@ Both use LibTorch's stable ABI, hold no Python, and so serve every torch from 2.
 written to ``iecl_fast/_build.json`` for ``iecl-fast doctor``.
 """
 
+import importlib.util
 import json
 import os
 import platform
@@ -71,6 +72,26 @@ def supported_architectures(nvcc):
     return ";".join(chosen) + "+PTX"
 
 
+def dependencies(torch):
+    """What to install. Asked for torchvision alone, pip takes the newest and with it another torch than the one here."""
+    torchvision = "torchvision"
+    if torch is not None and importlib.util.find_spec("torchvision") is None:
+        major, minor = (int(number) for number in torch.__version__.split(".")[:2])
+        if major == 2:
+            torchvision = f"torchvision==0.{minor + 15}.*"  # since torch 2.0 came with torchvision 0.15
+    return [
+        "torch>=2.11",
+        torchvision,
+        "numpy",
+        "lightning-fabric>=2.5",
+        "scikit-learn",
+        "matplotlib",
+        "tensorboard",
+        "tqdm",
+        "PyYAML",
+    ]
+
+
 def sources(folder, pattern):
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / folder).glob(pattern))
 
@@ -82,7 +103,7 @@ def configure():
     """
     torch = find_torch()
     if torch is None:
-        return {"setup_requires": ["torch>=2.11"]}
+        return {"setup_requires": ["torch>=2.11"], "install_requires": dependencies(torch)}
 
     home, reason = find_cuda(torch)
     if home is None and os.environ.get("FORCE_CUDA") == "1":
@@ -136,7 +157,7 @@ def configure():
             print("iecl_fast: built the CPU library", "and the CUDA library" if home else f"only: {reason}")
 
     command = BuildLibraries.with_options(no_python_abi_suffix=True, use_ninja=shutil.which("ninja") is not None)
-    return {"ext_modules": extensions, "cmdclass": {"build_ext": command}}
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": command}, "install_requires": dependencies(torch)}
 
 
 setup(**configure())

@@ -196,3 +196,25 @@ print(seconds, *{name.split(".")[0] for name in set(sys.modules) - before})
     assert min(map(float, seconds)) < 0.3
     heavy = {"torchvision", "sklearn", "lightning", "lightning_fabric", "matplotlib", "tensorboard", "tqdm", "yaml"}
     assert not heavy & set(modules[0].split())
+
+
+@pytest.mark.parametrize(
+    ("version", "torchvision", "expected"),
+    [("2.13.0+cpu", None, "torchvision==0.28.*"), ("2.14.1+cu130", "there", "torchvision"), (None, None, "torchvision")],
+)
+def test_torchvision_is_the_one_of_the_torch_that_is_there(monkeypatch, version, torchvision, expected):
+    """Any other would make pip replace torch."""
+    import importlib.util
+    import types
+
+    import setuptools
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: None)
+    code = (ROOT / "setup.py").read_text()
+    module = types.ModuleType("setup")
+    module.__file__ = str(ROOT / "setup.py")
+    exec(compile(code, "setup.py", "exec"), module.__dict__)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: torchvision)
+    torch_here = version and types.SimpleNamespace(__version__=version)
+    assert expected in module.dependencies(torch_here)
