@@ -73,7 +73,7 @@ def supported_architectures(nvcc):
 
 
 def dependencies(torch):
-    """What to install. Asked for torchvision alone, pip takes the newest and with it another torch than the one here."""
+    """What to install. Just "torchvision" would make pip take the newest, and with it another torch than is here."""
     torchvision = "torchvision"
     if torch is not None and importlib.util.find_spec("torchvision") is None:
         major, minor = (int(number) for number in torch.__version__.split(".")[:2])

@@ -117,7 +117,17 @@ def evaluate_parser():
     return parser
 
 
+def _check_torchvision():
+    """A torchvision of another torch fails in the middle of its own import, in words that help nobody."""
+    from iecl_fast.doctor import torchvision_fault
+
+    fault = torchvision_fault()
+    if fault is not None:
+        raise RunError(f"{fault}; install the torchvision that belongs to it")
+
+
 def run_pretrain(arguments):
+    _check_torchvision()
     from iecl_fast.engine.config import merge, parse_override, read_recipe, resolve
     from iecl_fast.engine.folder import RunFolder
     from iecl_fast.engine.pretrain import pretrain
@@ -144,6 +154,7 @@ def run_pretrain(arguments):
 
 
 def run_evaluate(arguments):
+    _check_torchvision()
     from iecl_fast.engine.config import merge, parse_override
     from iecl_fast.engine.folder import write_json
     from iecl_fast.evaluate.from_checkpoint import evaluate_checkpoint

@@ -20,6 +20,7 @@ def report() -> str:
         f"CPU library   loaded, uses {instruction_set} here",
         f"CUDA library  {_cuda_library(build)}",
         f"CUDA device   {_cuda_device()}",
+        f"torchvision   {torchvision_fault() or _version('torchvision')}",
         f"Triton        {_version('triton')}",
         "",
         "operator        cpu                 cuda",
@@ -27,6 +28,15 @@ def report() -> str:
     for operator in RING:
         lines.append(f"{operator:<15} C++ ({instruction_set})".ljust(36) + "PyTorch reference: no kernel yet")
     return "\n".join(lines)
+
+
+def torchvision_fault() -> str | None:
+    """Why torchvision cannot be used here, if so."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as error:  # RuntimeError: its operators are those of another torch
+        return f"torchvision {_version('torchvision')} does not load with torch {torch.__version__}: {error}"
+    return None
 
 
 def _version(package: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from iecl_fast import _library, doctor
+from iecl_fast import _library, cli, doctor
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,6 +157,21 @@ def test_doctor_gives_the_reason_why_there_is_no_cuda_library(monkeypatch):
     assert "not loaded: libcudart.so.13" in doctor.report()
 
 
+def test_a_torchvision_of_another_torch_is_one_sentence(monkeypatch, capsys):
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "torchvision":
+                raise RuntimeError("operator torchvision::nms does not exist")
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    assert "operator torchvision::nms does not exist" in doctor.report()
+    assert cli.main(["pretrain"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("iecl-fast: torchvision") and "install the torchvision that belongs to it" in message
+
+
 def test_a_missing_cpu_library_is_one_sentence(tmp_path):
     package = tmp_path / "iecl_fast"
     shutil.copytree(ROOT / "iecl_fast", package, ignore=shutil.ignore_patterns("*.so", "_build.json", "__pycache__"))
@@ -200,7 +215,11 @@ print(seconds, *{name.split(".")[0] for name in set(sys.modules) - before})
 
 @pytest.mark.parametrize(
     ("version", "torchvision", "expected"),
-    [("2.13.0+cpu", None, "torchvision==0.28.*"), ("2.14.1+cu130", "there", "torchvision"), (None, None, "torchvision")],
+    [
+        ("2.13.0+cpu", None, "torchvision==0.28.*"),
+        ("2.14.1+cu130", "there", "torchvision"),
+        (None, None, "torchvision"),
+    ],
 )
 def test_torchvision_is_the_one_of_the_torch_that_is_there(monkeypatch, version, torchvision, expected):
     """Any other would make pip replace torch."""
