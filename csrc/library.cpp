@@ -9,8 +9,8 @@
 #include <optional>
 #include <tuple>
 
+#include "library_spectral.h"
 #include "ring/ring.h"
-#include "spectral/spectral.h"
 
 namespace {
 
@@ -152,76 +152,20 @@ Tensor ring_info_nce_keys_gradient(const Tensor& query, const Tensor& keys, std:
 
 // ---- spectral --------------------------------------------------------------------------------------------------
 
-Dtype dtype_of(const Tensor& tensor, const char* name) {
-  if (tensor.scalar_type() == ScalarType::Half) return Dtype::kFloat16;
-  if (tensor.scalar_type() == ScalarType::BFloat16) return Dtype::kBFloat16;
-  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Float, name, " has to be float32, float16 or bfloat16");
-  return Dtype::kFloat32;
-}
-
-// (rows, ...) weights, contiguous or channels-last.
-iecl_fast::spectral::Layer spectral_layer(const Tensor& weight) {
-  STD_TORCH_CHECK(weight.is_cpu() && weight.dim() >= 2, "a weight has to be a matrix or more on the CPU");
-  const int64_t rows = weight.size(0), columns = rows == 0 ? 0 : weight.numel() / rows;
-  if (weight.is_contiguous()) return {weight.const_data_ptr(), dtype_of(weight, "weight"), rows, columns, columns};
-  const int64_t channels = weight.size(1);
-  int64_t stride = channels;
-  bool channels_last = weight.stride(1) == 1;
-  for (int64_t d = weight.dim() - 1; d >= 2; stride *= weight.size(d--)) {
-    channels_last = channels_last && (weight.size(d) == 1 || weight.stride(d) == stride);
-  }
-  STD_TORCH_CHECK(channels_last && (rows == 1 || weight.stride(0) == columns),
-                  "a weight has to be contiguous or channels-last");
-  return {weight.const_data_ptr(), dtype_of(weight, "weight"), rows, columns, channels};
-}
-
-std::vector<iecl_fast::spectral::Layer> spectral_layers(const std::vector<Tensor>& weights, const Tensor& vectors) {
-  std::vector<iecl_fast::spectral::Layer> layers;
-  int64_t size = 0;
-  for (const Tensor& weight : weights) {
-    layers.push_back(spectral_layer(weight));
-    size += layers.back().rows + layers.back().columns;
-  }
-  array<float>(vectors, ScalarType::Float, size, "vectors");
-  return layers;
-}
-
 std::tuple<std::vector<Tensor>, Tensor, Tensor> spectral_norm(std::vector<Tensor> weights, const Tensor& vectors,
                                                               int64_t iterations, double eps, bool divide) {
-  const auto layers = spectral_layers(weights, vectors);
-  Tensor new_vectors = torch::stable::clone(vectors);
-  Tensor sigma = make(vectors, {int64_t(layers.size())}, ScalarType::Float);
-  std::vector<Tensor> normalised;
-  std::vector<void*> pointers;
-  for (size_t i = 0; divide && i < weights.size(); ++i) {
-    normalised.push_back(torch::stable::empty_like(weights[i]));
-    pointers.push_back(normalised.back().mutable_data_ptr());
-  }
-  iecl_fast::spectral::norm_cpu(layers, iterations, eps, data<float>(new_vectors), data<float>(sigma),
-                                divide ? pointers.data() : nullptr, parallel_for);
-  return {normalised, new_vectors, sigma};
+  const auto run = [&](const auto& layers, float* new_vectors, float* sigma, void* const* normalised) {
+    iecl_fast::spectral::norm_cpu(layers, iterations, eps, new_vectors, sigma, normalised, parallel_for);
+  };
+  return iecl_fast::spectral::norm(weights, vectors, divide, run);
 }
 
 std::vector<Tensor> spectral_norm_gradient(std::vector<Tensor> gradients, std::vector<Tensor> weights,
                                            const Tensor& vectors, const Tensor& sigma) {
-  const auto layers = spectral_layers(weights, vectors);
-  STD_TORCH_CHECK(gradients.size() == weights.size(), "as many gradients as weights are needed");
-  std::vector<Tensor> results;
-  std::vector<const void*> from;
-  std::vector<void*> to;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const auto slope = spectral_layer(gradients[i]);
-    STD_TORCH_CHECK(slope.dtype == layers[i].dtype && slope.rows == layers[i].rows &&
-                        slope.columns == layers[i].columns && slope.channels == layers[i].channels,
-                    "a gradient has to have its weight's shape, dtype and layout");
-    results.push_back(torch::stable::empty_like(weights[i]));
-    from.push_back(slope.weight);
-    to.push_back(results.back().mutable_data_ptr());
-  }
-  iecl_fast::spectral::norm_gradient_cpu(layers, from.data(), static_cast<const float*>(vectors.const_data_ptr()),
-                                         array<float>(sigma, ScalarType::Float, layers.size(), "sigma"), to.data(),
-                                         parallel_for);
-  return results;
+  const auto run = [](const auto&... arguments) {
+    iecl_fast::spectral::norm_gradient_cpu(arguments..., parallel_for);
+  };
+  return iecl_fast::spectral::norm_gradient(gradients, weights, vectors, sigma, run);
 }
 
 std::string instruction_set() { return iecl_fast::ring::instruction_set(); }

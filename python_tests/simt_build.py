@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -26,6 +27,15 @@ FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-strict-alias
 WATCHED = ["-fsanitize=thread,bounds", "-fno-tree-vectorize"]
 
 
+def collect_shared_memory(device_code: Path) -> None:
+    """Static variables of device code are its shared memory: in a section of its own it can be poisoned and watched."""
+    headers = subprocess.run(["objdump", "-h", "-w", device_code], check=True, capture_output=True, text=True).stdout
+    # Templates and inline functions keep theirs in sections named .bss.<symbol>.
+    sections = re.findall(r"^\s*\d+ (\.bss\S*)", headers, re.MULTILINE)
+    renames = [option for section in sections for option in ("--rename-section", f"{section}=simt_shared")]
+    subprocess.run(["objcopy", *renames, device_code], check=True)
+
+
 def build_simt_module(name: str, kernels: Path, bindings: Path):
     """Import the pybind11 module ``name`` of ``kernels`` (watched) and ``bindings`` (not), built once per contents."""
     compiler = os.environ.get("CXX", "g++")
@@ -46,8 +56,7 @@ def build_simt_module(name: str, kernels: Path, bindings: Path):
         failed = [target.name for target, compile in compiles if compile.wait() != 0]
         if failed:
             raise RuntimeError(f"{', '.join(failed)} did not compile")
-        # Static variables of device code are its shared memory: in a section of its own it can be poisoned and watched.
-        subprocess.run(["objcopy", "--rename-section", ".bss=simt_shared", str(compiles[1][0])], check=True)
+        collect_shared_memory(compiles[1][0])
         unfinished = folder / f"{name}.{os.getpid()}.so"
         objects = [str(target) for target, _ in compiles]
         subprocess.run([compiler, "-shared", *objects, "-o", str(unfinished)], check=True)

@@ -6,7 +6,7 @@
 // poisoned.
 //
 // Device code is compiled with -fsanitize=thread,bounds, whose calls simt.cpp answers itself: no sanitizer's library is
-// linked. In its object file .bss is renamed to simt_shared, so that shared variables, and nothing else, lie there.
+// linked. In its object file the sections .bss are renamed to simt_shared: shared variables, and nothing else, lie there.
 //
 // Not modelled: blocks at the same time, the memory model's reorderings, textures, clusters, tensor cores.
 #pragma once
@@ -25,7 +25,6 @@
 #include <type_traits>
 #include <utility>
 
-// Internal linkage keeps the shared variables of kernel templates in .bss, and out of sections of their own.
 #define __global__ static
 #define __device__
 #define __host__

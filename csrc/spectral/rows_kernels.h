@@ -58,10 +58,12 @@ void to_bfloat16(const float* from, int64_t count, uint16_t* to) {
   }
 }
 
+// In pairs: one after another, the last additions would cost most of the product's accuracy.
 inline float sum_of_lanes(Floats vector) {
-  float sum = 0.0f;
-  for (int lane = 0; lane < kLanes; ++lane) sum += vector[lane];
-  return sum;
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) vector[lane] += vector[lane + half];
+  }
+  return vector[0];
 }
 
 template <int kRows>
@@ -76,9 +78,11 @@ inline void dots_block(const float* rows, int64_t columns, const float* vector, 
       sums[r][1] += load(rows + r * columns + c + kLanes) * second;
     }
   }
+  const int64_t whole = c + kLanes <= columns ? c + kLanes : c;
   for (int r = 0; r < kRows; ++r) {
-    float product = sum_of_lanes(sums[r][0] + sums[r][1]);
-    for (int64_t i = c; i < columns; ++i) product += rows[r * columns + i] * vector[i];
+    if (c < whole) sums[r][0] += load(rows + r * columns + c) * load(vector + c);
+    double product = sum_of_lanes(sums[r][0] + sums[r][1]);
+    for (int64_t i = whole; i < columns; ++i) product += double(rows[r * columns + i]) * vector[i];
     products[r] = product;
   }
 }

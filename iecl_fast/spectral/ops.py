@@ -56,8 +56,13 @@ def _norm_by_reference(weights, vectors, iterations, eps, divide):
         reference.spectral_norm(weight, u.to(weight.dtype), v.to(weight.dtype), iterations, eps)
         for weight, (u, v) in zip(weights, split_vectors(vectors, weights))
     ]
-    new_vectors = torch.cat([vector.to(vectors.dtype) for _, u, v, _ in results for vector in (u, v)])
-    sigma = torch.stack([sigma.to(vectors.dtype) for *_, sigma in results])
+    new_vectors = torch.empty_like(vectors)
+    torch._foreach_copy_(
+        [piece for pair in split_vectors(new_vectors, weights) for piece in pair],
+        [piece for _, u, v, _ in results for piece in (u, v)],
+    )
+    sigma = vectors.new_empty(len(weights))
+    torch._foreach_copy_(list(sigma.unbind()), [sigma for *_, sigma in results])
     normalised = [_laid_out_as(result[0], _dense(weight)) for result, weight in zip(results, weights)] if divide else []
     return normalised, new_vectors, sigma
 
@@ -76,12 +81,12 @@ def _implement(device_type: str, norm: str, gradient: str) -> None:
     """The named kernels for the dtypes they know, the reference for others."""
 
     def spectral_norm(weights, vectors, iterations, eps, divide):
-        if not weights or any(weight.dtype not in KERNEL_DTYPES for weight in weights):
+        if any(weight.dtype not in KERNEL_DTYPES for weight in weights):
             return _norm_by_reference(weights, vectors, iterations, eps, divide)
         return getattr(_kernels, norm)([_dense(weight) for weight in weights], vectors, iterations, eps, divide)
 
     def spectral_norm_gradient(gradients, weights, vectors, sigma):
-        if not weights or any(weight.dtype not in KERNEL_DTYPES for weight in weights):
+        if any(weight.dtype not in KERNEL_DTYPES for weight in weights):
             return _gradient_by_reference(gradients, weights, vectors, sigma)
         weights = [_dense(weight) for weight in weights]
         gradients = [_laid_out_as(slope, weight) for slope, weight in zip(gradients, weights)]

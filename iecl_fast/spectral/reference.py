@@ -1,4 +1,4 @@
-"""What the spectral operators compute, in plain PyTorch on any device and in any dtype: what kernels are tested against.
+"""The definition of the spectral operators in plain PyTorch, for any device and dtype. Kernels are tested against it.
 
 Miyato et al., "Spectral Normalization for Generative Adversarial Networks", algorithm 1. The same numbers as
 ``torch.nn.utils.parametrizations.spectral_norm``, but for a weight that v maps to zero, which is passed on as it is.
