@@ -19,7 +19,11 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Above this share of members a dense product, with zeros for the others, beats sums over lists of members.
-constexpr double kDenseShare = 0.4;
+constexpr double kDenseShare = 0.75;
+
+// Keys that fit the first-level cache, in floats, and how many members among them make it worth to go step by step.
+constexpr int64_t kFewKeysFloats = 8192;
+constexpr double kMembersWorthAStep = 10.0;
 
 // The sums over a part of one query's members, relative to exp(shift / T).
 struct Partial {
@@ -49,6 +53,10 @@ struct Partial {
     shift = value;
   }
 
+  void add(const float* sums) {
+    for (int lane = 0; lane < kMaxLanes; ++lane) lane_sums[lane] += sums[lane];
+  }
+
   double sum() const { return std::accumulate(lane_sums, lane_sums + kMaxLanes, 0.0); }
 
  private:
@@ -63,8 +71,44 @@ struct Partial {
   }
 };
 
-void prefetch(const KeyTile::Ahead& ahead) {
-  for (int64_t byte = 0; byte < ahead.bytes; byte += 64) __builtin_prefetch(ahead.begin + byte, 0, 2);
+// Lists of members, gathered until there are enough for one round of exponentials and sums.
+struct ListPool {
+  MemberLists lists;
+  int64_t row[kMaxLists];
+  int count[kMaxLists];
+
+  ListPool() : value_(kRoom), position_(new int32_t[kRoom]) {
+    lists.value = value_.get();
+    lists.position = position_.get();
+  }
+
+  // Where the next list's members go; then how many they are.
+  Members next() const {
+    const int begin = lists.begin[lists.count];
+    return {0, lists.value + begin, lists.position + begin};
+  }
+  void append(int64_t for_row, int members) {
+    if (members == 0) return;
+    const int end = lists.begin[lists.count] + members;
+    std::fill_n(lists.value + end, kMaxLanes, -kInfinity);
+    lists.position[end] = kNoPosition;
+    row[lists.count] = for_row;
+    count[lists.count] = members;
+    lists.begin[++lists.count] = (end / kMaxLanes + 1) * kMaxLanes;
+  }
+
+ private:
+  static constexpr int64_t kRoom = kMaxLists * (kTile + kMaxLanes) + kSlack;
+  AlignedFloats value_;
+  std::unique_ptr<int32_t[]> position_;
+};
+
+// Asks for the first bytes of what lies ahead, and leaves the rest for the next time.
+void prefetch(KeyTile::Ahead& ahead, int64_t bytes) {
+  bytes = std::min(bytes, ahead.bytes);
+  for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(ahead.begin + byte, 0, 2);
+  ahead.begin += bytes;
+  ahead.bytes -= bytes;
 }
 
 struct Loss {
@@ -80,8 +124,8 @@ struct Loss {
 
   // Returns the rows whose window missed.
   std::vector<int64_t> run(const std::vector<int64_t>& rows, bool bracketed) const;
-  void finish(int64_t row, const Partial* partials, const float* weighted, int64_t count, int64_t rows,
-              int64_t padded_rows) const;
+  void finish(int64_t row, const std::vector<std::vector<Partial>>& partials, int64_t row_in_block,
+              const float* weighted, int64_t padded_rows) const;
 };
 
 std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed) const {
@@ -89,15 +133,12 @@ std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed)
   const QueryBlock block(problem.query, rows);
   const Chunks chunks(problem.keys.rows, channels());
   const std::vector<Window> windows = bracket(problem, block, bracketed, parallel);
-  const bool dense =
-      static_cast<double>(problem.ranks.upper - problem.ranks.lower) > kDenseShare * static_cast<double>(chunks.keys);
+  const double share =
+      static_cast<double>(problem.ranks.upper - problem.ranks.lower) / static_cast<double>(chunks.keys);
+  const bool dense = share > kDenseShare;
 
   Census census(problem, block, chunks);
-  std::vector<Partial> partials;
-  partials.reserve(chunks.count * block.size());
-  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
-    for (const Window& window : windows) partials.emplace_back(window, scale);
-  }
+  std::vector<std::vector<Partial>> partials(chunks.count);
   const bool gradient = query_gradient != nullptr;
   const AlignedFloats weighted(gradient ? chunks.count * block.padded_size() * channels() : 0);
   const auto weighted_sum = [&](int64_t chunk, int64_t row) {
@@ -105,55 +146,82 @@ std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed)
   };
   const auto float_scale = static_cast<float>(scale);
 
-  const auto add = [&](int64_t chunk, int64_t row, Members& members, KeyTile& tile) {
-    if (members.count == 0) return;
-    Partial& partial = partials[chunk * block.size() + row];
-    if (!partial.fixed) {
-      partial.cover(kernels.maximum(members.value, members.count), scale, weighted_sum(chunk, row), channels());
+  const std::vector<Limits> row_limits = limits(windows);
+  // Gives lists of members their weights and adds these up.
+  const auto flush = [&](int64_t chunk, ListPool& pool, KeyTile& tile, int key_step) {
+    MemberLists& lists = pool.lists;
+    if (lists.count == 0) return;
+    for (int list = 0; list < lists.count; ++list) {
+      Partial& partial = partials[chunk][pool.row[list]];
+      lists.weighted[list] = weighted_sum(chunk, pool.row[list]);
+      if (!partial.fixed) {
+        float* values = lists.value + lists.begin[list];
+        partial.cover(kernels.maximum(values, pool.count[list]), scale, lists.weighted[list], channels());
+      }
+      lists.shift[list] = partial.shift;
+      if (partial.shift == -kInfinity) {  // all of them -inf, of no weight
+        lists.shift[list] = 0.0f;
+        lists.position[lists.begin[list]] = kNoPosition;
+      }
     }
-    if (partial.shift == -kInfinity) return;  // all of them -inf, of no weight
-    kernels.exponentials(members.value, members.count, partial.shift, float_scale, partial.lane_sums);
+    alignas(64) float lane_sums[kMaxLists * kMaxLanes];
+    kernels.list_exponentials(lists, float_scale, lane_sums);
+    for (int list = 0; list < lists.count; ++list) partials[chunk][pool.row[list]].add(lane_sums + list * kMaxLanes);
     if (gradient) {
       const auto [rows, stride] = tile.rows();
-      kernels.weighted_sum(members.value, members.position, members.count, rows, stride, channels(),
-                           weighted_sum(chunk, row));
+      kernels.list_weighted_sums(lists, rows, stride, channels(), tile.count(), key_step);
+    }
+    lists.count = 0;
+  };
+  // The same for a whole group at once, without lists.
+  const auto sum_densely = [&](int64_t chunk, KeyTile& tile, int64_t first, const RowTile* row_tiles, int count,
+                               float* weights, Members& undecided) {
+    for (int i = 0; i < count; ++i) {
+      float* row_weights = weights + i * kTile;
+      int members;
+      float largest;
+      const int reached =
+          kernels.mask(row_tiles[i], row_limits[first + i], row_weights, &members, &largest, undecided);
+      census.record(chunk, first + i, row_tiles[i], reached, members, undecided);
+      Partial& partial = partials[chunk][first + i];
+      if (members > 0) {
+        if (!partial.fixed) partial.cover(largest, scale, weighted_sum(chunk, first + i), channels());
+        kernels.exponentials(row_weights, tile.count(), partial.shift, float_scale, partial.lane_sums);
+      } else {
+        std::fill_n(row_weights, kTile, 0.0f);
+      }
+    }
+    if (gradient) {
+      std::fill(weights + count * kTile, weights + kernels.group * kTile, 0.0f);
+      const auto [rows, stride] = tile.rows();
+      kernels.group_weighted_sum(weights, tile.count(), rows, stride, channels(), weighted_sum(chunk, first));
     }
   };
+  // Too few members of a list among few keys, or too few keys, are not worth the start of a sum.
+  const int64_t few_keys = kFewKeysFloats / std::max<int64_t>(channels(), 1);
+  const int key_step = static_cast<int>(share * static_cast<double>(few_keys) > kMembersWorthAStep ? few_keys : kTile);
 
   parallel(chunks.count, [&](int64_t chunk) {
+    partials[chunk].reserve(windows.size());
+    for (const Window& window : windows) partials[chunk].emplace_back(window, scale);
     if (gradient) std::fill_n(weighted_sum(chunk, 0), block.padded_size() * channels(), 0.0f);
-    Members certain, undecided;
-    alignas(64) float weights[kMaxGroup * kTile + kSlack];
+    MemberBuffer undecided;
+    ListPool pool;
+    const AlignedFloats weights(kMaxGroup * kTile + kSlack);
     walk(problem, block, chunks, chunk, [&](KeyTile& tile, int64_t group, const RowTile* row_tiles, int count) {
       const int64_t first = group * kernels.group;
       // A key that is not finite may have no weight, and zero times infinity is not zero: lists leave it out.
       if (!dense || !row_tiles[0].finite) {
         for (int i = 0; i < count; ++i) {
-          const int reached = kernels.split(row_tiles[i], windows[first + i], certain, undecided);
+          Members certain = pool.next();
+          const int reached = kernels.split(row_tiles[i], row_limits[first + i], certain, undecided);
           census.record(chunk, first + i, row_tiles[i], reached, certain.count, undecided);
-          add(chunk, first + i, certain, tile);
+          pool.append(first + i, certain.count);
         }
-        return;
+      } else {
+        sum_densely(chunk, tile, first, row_tiles, count, weights.get(), undecided);
       }
-      for (int i = 0; i < count; ++i) {
-        float* row_weights = weights + i * kTile;
-        int members;
-        float largest;
-        const int reached = kernels.mask(row_tiles[i], windows[first + i], row_weights, &members, &largest, undecided);
-        census.record(chunk, first + i, row_tiles[i], reached, members, undecided);
-        Partial& partial = partials[chunk * block.size() + first + i];
-        if (members > 0) {
-          if (!partial.fixed) partial.cover(largest, scale, weighted_sum(chunk, first + i), channels());
-          kernels.exponentials(row_weights, tile.count(), partial.shift, float_scale, partial.lane_sums);
-        } else {
-          std::fill_n(row_weights, kTile, 0.0f);
-        }
-      }
-      if (gradient) {
-        std::fill(weights + count * kTile, weights + kernels.group * kTile, 0.0f);
-        const auto [rows, stride] = tile.rows();
-        kernels.group_weighted_sum(weights, tile.count(), rows, stride, channels(), weighted_sum(chunk, first));
-      }
+      if (group % kBatch == kBatch - 1 || group == block.groups - 1) flush(chunk, pool, tile, key_step);
     });
   });
 
@@ -162,30 +230,40 @@ std::vector<int64_t> Loss::run(const std::vector<int64_t>& rows, bool bracketed)
 
   parallel(chunks.count, [&](int64_t chunk) {
     KeyTile tile(problem.keys, chunks.tile);
+    ListPool pool;
     for (int64_t number = chunks.first_tile(chunk); number < chunks.last_tile(chunk); ++number) {
-      bool loaded = false;
-      census.visit_members(number, boundaries, [&](int64_t row, Members& members) {
-        if (!loaded && gradient) tile.view(chunks.first_key(number), chunks.tile_size(number));
-        loaded = true;
-        if (gradient && number + 1 < chunks.last_tile(chunk)) {
-          prefetch(tile.ahead(chunks.first_key(number + 1), chunks.tile_size(number + 1), row, block.size()));
-        }
-        add(chunk, row, members, tile);
+      tile.view(chunks.first_key(number), chunks.tile_size(number));
+      KeyTile::Ahead ahead;
+      if (gradient && number + 1 < chunks.last_tile(chunk)) {
+        ahead = tile.ahead(chunks.first_key(number + 1), chunks.tile_size(number + 1), 0, 1);
+      }
+      const int64_t ahead_of_row = (ahead.bytes / block.size() / 64 + 1) * 64;
+      const auto room = [&] { return pool.next(); };
+      census.visit_members(number, boundaries, room, [&](int64_t row, const Members& members) {
+        prefetch(ahead, ahead_of_row);
+        pool.append(row, members.count);
+        // So few are left of each that one step takes all keys.
+        if (pool.lists.count == kMaxLists) flush(chunk, pool, tile, kTile);
       });
+      flush(chunk, pool, tile, kTile);
     }
   });
 
   parallel(block.size(), [&](int64_t row) {
-    finish(block.rows[row], partials.data() + row, weighted_sum(0, row), chunks.count, block.size(),
-           block.padded_size());
+    finish(block.rows[row], partials, row, weighted_sum(0, row), block.padded_size());
   });
   return missed;
 }
 
 // Adds up a query's parts, in the order of the chunks, and brings in its positive key.
-void Loss::finish(int64_t row, const Partial* partials, const float* weighted, int64_t count, int64_t rows,
-                  int64_t padded_rows) const {
+void Loss::finish(int64_t row, const std::vector<std::vector<Partial>>& partials, int64_t row_in_block,
+                  const float* weighted, int64_t padded_rows) const {
+  const auto count = static_cast<int64_t>(partials.size());
   const int64_t channels = problem.keys.columns;
+  for (int64_t chunk = 0; query_gradient != nullptr && chunk < count; ++chunk) {
+    KeyTile::Ahead part{reinterpret_cast<const char*>(weighted + chunk * padded_rows * channels), channels * 4};
+    prefetch(part, part.bytes);  // each lies somewhere else
+  }
   RowReader query(problem.query, 1), key(positive, 1);
   query.gather(&row, 1);
   key.gather(&row, 1);
@@ -194,13 +272,13 @@ void Loss::finish(int64_t row, const Partial* partials, const float* weighted, i
 
   float shift = -kInfinity;
   for (int64_t chunk = 0; chunk < count; ++chunk) {
-    const float other = partials[chunk * rows].shift;
+    const float other = partials[chunk][row_in_block].shift;
     if (other > shift || other != other) shift = other;
     if (shift != shift) break;
   }
   double sum = 0.0;  // of exp((similarity - shift) / T) over the ring
   for (int64_t chunk = 0; chunk < count; ++chunk) {
-    const Partial& partial = partials[chunk * rows];
+    const Partial& partial = partials[chunk][row_in_block];
     const double part = partial.sum();
     if (part > 0.0) sum += part * std::exp((static_cast<double>(partial.shift) - shift) * scale);
   }
@@ -220,7 +298,7 @@ void Loss::finish(int64_t row, const Partial* partials, const float* weighted, i
   float* gradient = query_gradient + row * channels;
   std::vector<double> total(channels);
   for (int64_t chunk = 0; chunk < count; ++chunk) {
-    const Partial& partial = partials[chunk * rows];
+    const Partial& partial = partials[chunk][row_in_block];
     if (partial.sum() == 0.0) continue;  // no member here; NaN is a sum like others
     const double factor = std::exp((static_cast<double>(partial.shift) - reference) * scale);
     const float* part = weighted + chunk * padded_rows * channels;
@@ -254,14 +332,16 @@ void info_nce_keys_gradient_cpu(const Problem& problem, double temperature, cons
     const QueryBlock block(problem.query, row_range(begin, std::min(begin + kLargestBlock, problem.query.rows)));
     RowReader queries(problem.query, kLargestBlock);
     queries.gather(block.rows.data(), static_cast<int>(block.size()));
+    std::vector<Limits> limits;
+    for (const int64_t number : block.rows) limits.emplace_back(located.boundaries[number].window());
     // A tile's rows of the gradient belong to one task, which adds the queries in ascending order.
     parallel(chunks.count, [&](int64_t chunk) {
-      Members members, none;
+      MemberBuffer members, none;
       float unused[kMaxLanes] = {};
       walk(problem, block, chunks, chunk, [&](KeyTile&, int64_t group, const RowTile* row_tiles, int count) {
         for (int i = 0; i < count; ++i) {
           const int64_t row = group * kernels.group + i, number = block.rows[row];
-          kernels.split(row_tiles[i], located.boundaries[number].window(), members, none);
+          kernels.split(row_tiles[i], limits[row], members, none);
           if (members.count == 0) continue;
           const auto shift = static_cast<float>(log_denominator[number] * temperature);
           kernels.exponentials(members.value, members.count, shift, static_cast<float>(scale), unused);

@@ -58,8 +58,10 @@ void visit_recorded(const Problem& problem, const Chunks& chunks, double bytes_p
     }
     parallel(chunks.count, [&](int64_t chunk) {
       std::vector<int64_t> before = members_before(chunk, counts, block.size());
+      MemberBuffer buffer;
+      const auto room = [&] { return Members(buffer); };
       for (int64_t tile = chunks.first_tile(chunk); tile < chunks.last_tile(chunk); ++tile) {
-        census.visit_members(tile, boundaries, [&](int64_t row, const Members& members) {
+        census.visit_members(tile, boundaries, room, [&](int64_t row, const Members& members) {
           visit(rows[row], before[row], chunks.first_key(tile), members);
           before[row] += members.count;
         });
@@ -74,13 +76,15 @@ void visit_walking(const Problem& problem, const Chunks& chunks, ParallelFor par
   const Located located = locate(problem, chunks, parallel);
   for (int64_t begin = 0; begin < num_rows; begin += kLargestBlock) {
     const QueryBlock block(problem.query, row_range(begin, std::min(begin + kLargestBlock, num_rows)));
+    std::vector<Limits> limits;
+    for (const int64_t number : block.rows) limits.emplace_back(located.boundaries[number].window());
     parallel(chunks.count, [&](int64_t chunk) {
       std::vector<int64_t> before = members_before(chunk, located.members, num_rows);
-      Members members, none;
+      MemberBuffer members, none;
       walk(problem, block, chunks, chunk, [&](KeyTile&, int64_t group, const RowTile* row_tiles, int count) {
         for (int i = 0; i < count; ++i) {
-          const int64_t number = begin + group * tile_kernels().group + i;
-          tile_kernels().split(row_tiles[i], located.boundaries[number].window(), members, none);
+          const int64_t row = group * tile_kernels().group + i, number = begin + row;
+          tile_kernels().split(row_tiles[i], limits[row], members, none);
           if (members.count == 0) continue;
           visit(number, before[number], row_tiles[i].first_key, members);
           before[number] += members.count;
@@ -94,7 +98,7 @@ void visit_members(const Problem& problem, ParallelFor parallel, const Visit& vi
   const Chunks chunks(problem.keys.rows, problem.keys.columns);
   const double bytes_per_row = census_bytes(problem, true);
   // Few queries at a time mean many readings of the keys.
-  if (rows_within(bytes_per_row) >= std::min<int64_t>(problem.query.rows, 32)) {
+  if (!all_are_members(problem) && rows_within(bytes_per_row) >= std::min<int64_t>(problem.query.rows, 32)) {
     visit_recorded(problem, chunks, bytes_per_row, parallel, visit);
   } else {
     visit_walking(problem, chunks, parallel, visit);

@@ -26,6 +26,8 @@ struct Boundaries {
 
 constexpr int64_t kLargestBlock = 256;  // queries done together at most
 
+std::vector<Limits> limits(const std::vector<Window>& windows);
+
 std::vector<int64_t> row_range(int64_t begin, int64_t end);
 
 // Memory that a census takes for each query: of its undecided alone, or of all members too (see keep_members).
@@ -37,6 +39,9 @@ int64_t rows_within(double bytes_per_row);
 // whose bracket missed; they come again with bracketed = false.
 void for_each_block(const Problem& problem, double bytes_per_row,
                     const std::function<std::vector<int64_t>(const std::vector<int64_t>&, bool)>& run);
+
+// Whether the ring of every query holds all its candidates, so that there is nothing to find.
+bool all_are_members(const Problem& problem);
 
 // A window for each query of the block. `bracketed` false leaves everything undecided.
 std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, bool bracketed, ParallelFor parallel);
@@ -68,16 +73,18 @@ class Census {
   void count_members(int64_t chunk, const std::vector<Boundaries>& boundaries, int64_t* counts) const;
 
   // Calls visit(row, members) with the undecided of one tile that proved to be members, for each row that has any.
-  template <class Visit>
-  void visit_members(int64_t tile, const std::vector<Boundaries>& boundaries, const Visit& visit) const {
+  // They are put where room() says.
+  template <class Room, class Visit>
+  void visit_members(int64_t tile, const std::vector<Boundaries>& boundaries, const Room& room,
+                     const Visit& visit) const {
     const Log& log = logs_[chunks_.chunk_of(tile)];
-    Members members;
     for (int64_t group = 0; group < block_.groups; ++group) {
       size_t at = begin(tile, group);
       const int64_t end = std::min((group + 1) * group_size_, block_.size());
       for (int64_t row = group * group_size_; row < end; ++row) {
         const int count = counts_[tile * block_.size() + row];
         if (count == 0) continue;
+        Members members = room();
         tile_kernels().filter(log.similarity.get() + at, log.position.get() + at, count,
                               static_cast<uint32_t>(chunks_.first_key(tile)), boundaries[row].lower, boundaries[row].upper, members);
         if (members.count > 0) visit(row, members);

@@ -66,7 +66,23 @@ std::vector<uint32_t> sample_keys(int64_t num_keys, int64_t size) {
   return sample;
 }
 
+bool excludes_one(const Problem& problem, int64_t row) { return problem.exclude && problem.exclude[row] >= 0; }
+// Whether candidates lie below or above a query's ring.
+bool below(const Problem& problem, int64_t row) { return problem.range(row).lower > 0; }
+bool above(const Problem& problem, int64_t row) {
+  return problem.range(row).upper + (excludes_one(problem, row) ? 1 : 0) < problem.keys.rows;
+}
+
 }  // namespace
+
+bool all_are_members(const Problem& problem) {
+  for (int64_t row = 0; row < problem.query.rows; ++row) {
+    if (below(problem, row) || above(problem, row)) return false;
+  }
+  return true;
+}
+
+std::vector<Limits> limits(const std::vector<Window>& windows) { return {windows.begin(), windows.end()}; }
 
 std::vector<int64_t> row_range(int64_t begin, int64_t end) {
   std::vector<int64_t> rows(end - begin);
@@ -105,11 +121,9 @@ void for_each_block(const Problem& problem, double bytes_per_row,
 
 std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, bool bracketed, ParallelFor parallel) {
   const int64_t num_keys = problem.keys.rows, size = bracketed ? sample_size(num_keys) : 0;
-  const auto needs_lower = [&](int64_t row) { return problem.range(block.rows[row]).lower > 0; };
-  const auto excludes = [&](int64_t row) { return problem.exclude && problem.exclude[block.rows[row]] >= 0; };
-  const auto needs_upper = [&](int64_t row) {
-    return problem.range(block.rows[row]).upper + (excludes(row) ? 1 : 0) < num_keys;
-  };
+  const auto needs_lower = [&](int64_t row) { return below(problem, block.rows[row]); };
+  const auto needs_upper = [&](int64_t row) { return above(problem, block.rows[row]); };
+  const auto excludes = [&](int64_t row) { return excludes_one(problem, block.rows[row]); };
 
   std::vector<Window> windows(block.size());
   bool any = false;
@@ -188,7 +202,7 @@ Census::Census(const Problem& problem, const QueryBlock& block, const Chunks& ch
       begins_(chunks.tiles * block.groups) {}
 
 void Census::Log::append(const Members& members, size_t expected) {
-  if (size + members.count + kSlack > capacity) {
+  if (size + members.count + 2 * kSlack > capacity) {
     const size_t larger = std::max<size_t>(2 * capacity, expected + 2 * kTile);
     AlignedFloats similarities(larger);
     std::unique_ptr<uint16_t[]> positions(new uint16_t[larger]);
@@ -200,8 +214,13 @@ void Census::Log::append(const Members& members, size_t expected) {
     position = std::move(positions);
     capacity = larger;
   }
-  std::memcpy(similarity.get() + size, members.value, members.count * sizeof(float));
-  for (int i = 0; i < members.count; ++i) position[size + i] = static_cast<uint16_t>(members.position[i]);
+  // In pieces of a fixed size: these are copied without a loop or a call.
+  float* to_similarity = similarity.get() + size;
+  uint16_t* to_position = position.get() + size;
+  for (int begin = 0; begin < members.count; begin += kSlack) {
+    std::memcpy(to_similarity + begin, members.value + begin, kSlack * sizeof(float));
+    for (int i = begin; i < begin + kSlack; ++i) to_position[i] = static_cast<uint16_t>(members.position[i]);
+  }
   size += members.count;
 }
 
@@ -219,12 +238,13 @@ void Census::record(int64_t chunk, int64_t row, const RowTile& tile, int reached
 }
 
 void Census::take(const std::vector<Window>& windows, ParallelFor parallel) {
+  const std::vector<Limits> row_limits = limits(windows);
   parallel(chunks_.count, [&](int64_t chunk) {
-    Members certain, undecided;
+    MemberBuffer certain, undecided;
     walk(problem_, block_, chunks_, chunk, [&](KeyTile&, int64_t group, const RowTile* row_tiles, int count) {
       for (int i = 0; i < count; ++i) {
         const int64_t row = group * group_size_ + i;
-        const int reached = tile_kernels().split(row_tiles[i], windows[row], certain, undecided);
+        const int reached = tile_kernels().split(row_tiles[i], row_limits[row], certain, undecided);
         record(chunk, row, row_tiles[i], reached, certain.count, undecided);
       }
     });
@@ -320,14 +340,28 @@ uint32_t Census::index(int64_t group, int row_in_group, int64_t position) const 
 
 void Census::count_members(int64_t chunk, const std::vector<Boundaries>& boundaries, int64_t* counts) const {
   for (int64_t row = 0; row < block_.size(); ++row) counts[row] = tallies_[chunk * block_.size() + row].certain;
+  MemberBuffer buffer;
   for (int64_t tile = chunks_.first_tile(chunk); tile < chunks_.last_tile(chunk); ++tile) {
-    visit_members(tile, boundaries, [&](int64_t row, const Members& members) { counts[row] += members.count; });
+    visit_members(
+        tile, boundaries, [&] { return Members(buffer); },
+        [&](int64_t row, const Members& members) { counts[row] += members.count; });
   }
 }
 
 Located locate(const Problem& problem, const Chunks& chunks, ParallelFor parallel) {
   const int64_t num_rows = problem.query.rows;
   Located located{std::vector<Boundaries>(num_rows), std::vector<int64_t>(chunks.count * num_rows)};
+  if (all_are_members(problem)) {
+    for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+      const int64_t begin = chunks.first_key(chunks.first_tile(chunk));
+      const int64_t end = std::min(chunks.keys, chunks.first_key(chunks.last_tile(chunk)));
+      for (int64_t row = 0; row < num_rows; ++row) {
+        const int64_t excluded = problem.exclude ? problem.exclude[row] : -1;
+        located.members[chunk * num_rows + row] = end - begin - (begin <= excluded && excluded < end ? 1 : 0);
+      }
+    }
+    return located;
+  }
   for_each_block(problem, census_bytes(problem, false), [&](const std::vector<int64_t>& rows, bool bracketed) {
     const QueryBlock block(problem.query, rows);
     const std::vector<Window> windows = bracket(problem, block, bracketed, parallel);

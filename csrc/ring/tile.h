@@ -45,10 +45,44 @@ struct RowTile {
   bool finite;   // known to hold neither NaN nor infinity
 };
 
+// A window as the kernels want it: lower, inner_lower, inner_upper, upper. Where a tile lies wholly on one side of a
+// place's index, comparing a finite similarity with one number tells whether an entry is at or above the place.
+struct Limits {
+  alignas(16) float from[4];    // that number for keys from the place's index on
+  alignas(16) float before[4];  // and for the keys before it
+  alignas(16) uint32_t index[4];
+  int32_t key[4];
+
+  Limits() = default;
+  explicit Limits(const Window& window);
+};
+
+// Entries of a tile, in ascending position. The memory is its owner's, with room for kTile + kSlack.
 struct Members {
   int count = 0;
-  alignas(64) float value[kTile + kSlack];
-  alignas(64) int32_t position[kTile + kSlack];  // in the tile
+  float* value = nullptr;
+  int32_t* position = nullptr;  // in the tile
+};
+
+struct MemberBuffer : Members {
+  MemberBuffer() : Members{0, values, positions} {}
+  MemberBuffer(const MemberBuffer&) = delete;
+
+  alignas(64) float values[kTile + kSlack];
+  alignas(64) int32_t positions[kTile + kSlack];
+};
+
+// Lists of members of several queries, in the same tile. Each begins at a multiple of kMaxLanes. Up to the next follow
+// entries of similarity -inf, of which there is at least one, the first at the position kNoPosition.
+constexpr int kMaxLists = kBatch * kMaxGroup;
+constexpr int32_t kNoPosition = std::numeric_limits<int32_t>::max();
+struct MemberLists {
+  float* value = nullptr;
+  int32_t* position = nullptr;
+  int count = 0;                 // lists
+  int begin[kMaxLists + 1] = {}; // and the end of the last
+  float shift[kMaxLists];
+  float* weighted[kMaxLists];    // where the weighted sum of a query goes
 };
 
 struct TileKernels {
@@ -72,11 +106,11 @@ struct TileKernels {
   void (*similarities)(const float* queries, int groups, const float* panel, int count, int64_t channels,
                        float* similarity, const char* ahead, int64_t ahead_bytes);
 
-  // Sorts a row's entries by the window, in ascending position. Returns how many are at or above window.lower.
-  int (*split)(const RowTile& row, const Window& window, Members& certain, Members& undecided);
+  // Sorts a row's entries by its window. Returns how many are at or above window.lower.
+  int (*split)(const RowTile& row, const Limits& limits, Members& certain, Members& undecided);
   // As split for finite similarities, but leaves the certain members in place: masked[k] is their similarity, -inf for
   // all others. Also tells how many they are and the largest of them.
-  int (*mask)(const RowTile& row, const Window& window, float* masked, int* certain, float* largest,
+  int (*mask)(const RowTile& row, const Limits& limits, float* masked, int* certain, float* largest,
               Members& undecided);
 
   // Of entries set apart by split or mask, those in [lower, upper). Reads up to kSlack entries past the end.
@@ -91,7 +125,12 @@ struct TileKernels {
   // sum[c] += sum over i of weights[i] * rows[positions[i] * stride + c]
   void (*weighted_sum)(const float* weights, const int32_t* positions, int count, const float* rows, int64_t stride,
                        int64_t channels, float* sum);
-  // The same for a whole group, with all of `count` keys: sum[g * channels + c] over weights[g * kTile + k]
+  // The same two for lists, by each list's shift: lane_sums[list * kMaxLanes + lane] are set, the weighted sums added to,
+  // key_step keys at a time for all lists before the next keys follow.
+  void (*list_exponentials)(const MemberLists& lists, float scale, float* lane_sums);
+  void (*list_weighted_sums)(const MemberLists& lists, const float* rows, int64_t stride, int64_t channels, int count,
+                             int key_step);
+  // weighted_sum for a whole group, with all of `count` keys: sum[g * channels + c] over weights[g * kTile + k]
   void (*group_weighted_sum)(const float* weights, int count, const float* rows, int64_t stride, int64_t channels,
                              float* sum);
   // rows[positions[i] * channels + c] += weights[i] * query[c]

@@ -2,6 +2,7 @@
 //
 // IECL_FAST_ISA = avx512, avx2 or portable asks for a lesser set than the machine has (for tests and comparisons).
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -32,6 +33,24 @@ static const TileKernels& best_kernels() {
 #else
 static const TileKernels& best_kernels() { return kPortableKernels; }
 #endif
+
+Limits::Limits(const Window& window) {
+  const auto similarity_of = [](int64_t order) {
+    // Beyond the finite keys there are only NaN patterns.
+    const auto bounded = static_cast<int32_t>(std::clamp<int64_t>(order, -0x7f800000, 0x7f800000));
+    const int32_t raw = bounded ^ (bounded >> 31 & 0x7fffffff);
+    float similarity;
+    std::memcpy(&similarity, &raw, sizeof raw);
+    return similarity;
+  };
+  const Place places[4] = {window.lower, window.inner_lower, window.inner_upper, window.upper};
+  for (int i = 0; i < 4; ++i) {
+    key[i] = places[i].key;
+    index[i] = places[i].index;
+    from[i] = similarity_of(key[i]);
+    before[i] = similarity_of(int64_t{key[i]} + 1);
+  }
+}
 
 const TileKernels& tile_kernels() {
   static const TileKernels& kernels = best_kernels();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "ring/tile.h"
@@ -31,7 +32,8 @@ extern const TileKernels kAvx512Kernels;
 const TileKernels kAvx512Kernels = {
     "avx512",     kGroup,       from_float16, from_bfloat16, pack_keys,          pack_queries, copy_rows,
     similarities, split,        mask,         filter,        maximum,            exponentials, weighted_sum,
-    group_weighted_sum,         scatter,      order_keys,    select,             places_near,
+    list_exponentials,          list_weighted_sums,          group_weighted_sum, scatter,      order_keys,
+    select,       places_near,
 };
 
 }  // namespace iecl_fast::ring

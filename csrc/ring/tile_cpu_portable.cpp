@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "ring/tile.h"
@@ -19,7 +20,8 @@ extern const TileKernels kPortableKernels;
 const TileKernels kPortableKernels = {
     "portable",     kGroup,       from_float16, from_bfloat16, pack_keys,          pack_queries, copy_rows,
     similarities, split,        mask,         filter,        maximum,            exponentials, weighted_sum,
-    group_weighted_sum,         scatter,      order_keys,    select,             places_near,
+    list_exponentials,          list_weighted_sums,          group_weighted_sum, scatter,      order_keys,
+    select,       places_near,
 };
 
 }  // namespace iecl_fast::ring

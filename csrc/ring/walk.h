@@ -32,14 +32,19 @@ class AlignedFloats {
 // The keys in tiles, and the tiles in chunks: a chunk is one task. They depend on the shape alone, never on the number of
 // threads or on which queries are done together, and with them the order of every sum.
 struct Chunks {
+  // Long tiles make long lists of members; a tile, packed and not, and the next one, have to fit the second-level cache.
+  static constexpr int64_t kTileFloats = kTile * 128;
+
   int64_t keys;
-  int tile;  // keys per tile: about 256 KiB
+  int tile;  // keys per tile
   int64_t tiles;
   int64_t tiles_per_chunk;
   int64_t count;
 
   Chunks(int64_t num_keys, int64_t channels)
-      : keys(num_keys), tile(static_cast<int>(std::clamp<int64_t>((1 << 16) / std::max<int64_t>(channels, 1) / 48, 1, kTile / 48)) * 48) {
+      : keys(num_keys),
+        tile(static_cast<int>(
+                 std::clamp<int64_t>(kTileFloats / std::max<int64_t>(channels, 1) / 48, 1, kTile / 48)) * 48) {
     tiles = (keys + tile - 1) / tile;
     // Each chunk keeps a partial sum of `channels` floats for each query of a block.
     const int64_t most = std::clamp<int64_t>(4096 / std::max<int64_t>(channels, 1), 2, 32);

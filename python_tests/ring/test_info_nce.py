@@ -130,6 +130,21 @@ def test_infinite_and_nan_members():
     assert torch.autograd.grad(inside.sum(), query)[0].isfinite().all()
 
 
+def test_an_infinite_query_leaves_the_other_rows_alone():
+    query, keys = query_and_keys("unit", 150, 3000, 24, torch.float32)
+    positive = query.roll(1, 0).clone()
+    query[5] = math.inf
+    query.requires_grad_(True)
+    losses = ring_info_nce(query, positive, keys, reduction="none")
+    others = torch.arange(150) != 5
+    losses[others].sum().backward()
+    alone = query.detach()[others].requires_grad_(True)
+    expected = ring_info_nce(alone, positive[others], keys, reduction="none")
+    expected.sum().backward()
+    torch.testing.assert_close(losses[others], expected)
+    torch.testing.assert_close(query.grad[others], alone.grad)
+
+
 @pytest.mark.parametrize("kind", ["constant", "ties", "sorted", "signed_zeros"])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_tied_keys(kind, ring):
