@@ -39,9 +39,9 @@ struct Partial {
     if (fixed) shift = upper;
   }
 
-  // Takes the largest of some values into account before their exponentials are taken. The shift follows the largest value so far, not at
-  // every step but before exp(kWidest) is passed: nothing overflows, and not all terms vanish, whatever the temperature.
-  // NaN stays. `weighted` is the sum that goes with it, or nullptr.
+  // Takes the largest of some values into account before their exponentials are taken. The shift follows the largest
+  // value so far, not at every step but before exp(kWidest) is passed: nothing overflows, and not all terms vanish,
+  // whatever the temperature. NaN stays. `weighted` is the sum that goes with it, or nullptr.
   void cover(float value, double scale, float* weighted, int64_t channels) {
     if (shift != shift) return;
     if (!((value - shift) * scale > kWidest || value != value)) return;
