@@ -247,7 +247,9 @@ def _sample_backward(ctx, gradient, _):
 def _info_nce_context(ctx, inputs, output):
     query, positive_key, keys, temperature, lower, upper, exclude, _ = inputs
     loss, log_denominator, query_gradient = output
-    ctx.save_for_backward(query, positive_key, keys, temperature, exclude, loss, log_denominator, query_gradient)
+    # Without a gradient of their own the keys have done their part: a queue may take new ones before the backward pass.
+    of_keys = (keys, exclude, log_denominator) if ctx.needs_input_grad[2] else (None, None, None)
+    ctx.save_for_backward(query, positive_key, temperature, loss, query_gradient, *of_keys)
     ctx.percentiles = lower, upper
     ctx.mark_non_differentiable(log_denominator, query_gradient)
     ctx.set_materialize_grads(False)
@@ -257,7 +259,7 @@ def _info_nce_backward(ctx, gradient, *_):
     gradients = [None] * 8
     if gradient is None:
         return tuple(gradients)
-    query, positive_key, keys, temperature, exclude, loss, log_denominator, row_gradient = ctx.saved_tensors
+    query, positive_key, temperature, loss, row_gradient, keys, exclude, log_denominator = ctx.saved_tensors
     needs_query, needs_positive, needs_keys, needs_temperature, *_ = ctx.needs_input_grad
     with torch.no_grad():
         if needs_query:
@@ -275,7 +277,8 @@ def _info_nce_backward(ctx, gradient, *_):
             #            = -(query . d loss / d query) / T
             slope = (gradient[:, None] * row_gradient * query).sum(dtype=torch.float64)
             gradients[3] = (-slope / temperature).to(temperature.dtype).reshape(temperature.shape)
-    return _once_differentiable("ring_info_nce", gradients, gradient, query, positive_key, keys, temperature)
+    sources = [source for source in (query, positive_key, keys, temperature) if source is not None]
+    return _once_differentiable("ring_info_nce", gradients, gradient, *sources)
 
 
 torch.library.register_autograd("iecl_fast::ring_sample", _sample_backward, setup_context=_sample_context)

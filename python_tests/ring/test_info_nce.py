@@ -268,3 +268,15 @@ torch.save((torch.ops.iecl_fast._instruction_set(), results), sys.argv[1])
     expected = [run(ring, shape) for ring in RINGS for shape in SHAPES]
     for result, wanted in zip(results, expected):
         torch.testing.assert_close(result, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_keys_without_gradient_may_be_overwritten_before_the_backward_pass():
+    query, positive_key, keys = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8), torch.randn(50, 8)
+    exclude = torch.arange(4)
+    options = {"lower": 10, "upper": 90, "exclude": exclude}
+    (wanted,) = torch.autograd.grad(ring_info_nce(query, positive_key, keys, **options), query)
+    loss = ring_info_nce(query, positive_key, keys, **options)
+    keys[:4] = positive_key  # MoCo enqueues before its caller's loss.backward()
+    exclude += 1
+    (gradient,) = torch.autograd.grad(loss, query)
+    assert torch.equal(gradient, wanted)
