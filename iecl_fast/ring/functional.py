@@ -101,6 +101,7 @@ def ring_info_nce(
     """
     keys = _as_keys(query, negative_keys, "negative_keys", layout)
     _check(query, keys, "negative_keys", exclude)
+    _check_tensor(positive_key, "positive_key")
     if positive_key.shape != query.shape:
         raise ValueError(
             f"positive_key has the shape {tuple(positive_key.shape)}; query's shape is allowed, {tuple(query.shape)}"
@@ -125,8 +126,7 @@ def ring_info_nce(
 def _as_keys(query: Tensor, queue: Tensor, name: str, layout: str | None) -> Tensor:
     """A (K, C) view of the stored keys."""
     for tensor, argument in ((query, "query"), (queue, name)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{argument} is a {type(tensor).__name__}; a tensor is allowed")
+        _check_tensor(tensor, argument)
         if tensor.dim() != 2:
             raise ValueError(f"{argument} has the shape {tuple(tensor.shape)}; a matrix is allowed")
     channels = query.shape[1]
@@ -143,6 +143,11 @@ def _as_keys(query: Tensor, queue: Tensor, name: str, layout: str | None) -> Ten
     return keys
 
 
+def _check_tensor(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is a {type(value).__name__}; a tensor is allowed")
+
+
 def _check_alike(query: Tensor, other: Tensor, name: str) -> None:
     if other.dtype != query.dtype:
         raise TypeError(f"{name} is {other.dtype}; query's dtype is allowed, {query.dtype}")
@@ -156,6 +161,7 @@ def _check(query: Tensor, keys: Tensor, name: str, exclude: Tensor | None) -> No
     _check_alike(query, keys, name)
     if exclude is None:
         return
+    _check_tensor(exclude, "exclude")
     if exclude.dtype != torch.int64:
         raise TypeError(f"exclude is {exclude.dtype}; torch.int64 is allowed")
     if exclude.shape != query.shape[:1]:

@@ -65,6 +65,11 @@ def _check_common_size(ranks: list[int], exclude: Tensor | None) -> None:
         )
 
 
+def _in_one_piece(exclude: Tensor | None) -> Tensor | None:
+    """The kernels read ``exclude`` as an array; a slice or an expanded index is none."""
+    return None if exclude is None else exclude.contiguous()
+
+
 # ---- implementations -----------------------------------------------------------------------------------------------
 
 
@@ -73,7 +78,7 @@ def _(query, keys, lower, upper, exclude, uniform, with_indices):
     ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
     if uniform is None:
         _check_common_size(ranks, exclude)
-    return _kernels._ring_sample_cpu(query, keys, ranks, exclude, uniform, with_indices)
+    return _kernels._ring_sample_cpu(query, keys, ranks, _in_one_piece(exclude), uniform, with_indices)
 
 
 @torch.library.impl(_definitions, "ring_sample_query_gradient", "CPU")
@@ -91,14 +96,16 @@ def _(gradient, indices, query, num_keys):
 def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
     check_temperature(temperature.item())
     ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
-    return _kernels._ring_info_nce_cpu(query, positive_key, keys, ranks, temperature.item(), exclude, with_gradient)
+    return _kernels._ring_info_nce_cpu(
+        query, positive_key, keys, ranks, temperature.item(), _in_one_piece(exclude), with_gradient
+    )
 
 
 @torch.library.impl(_definitions, "ring_info_nce_keys_gradient", "CPU")
 def _(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gradient):
     ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
     return _kernels._ring_info_nce_keys_gradient_cpu(
-        query, keys, ranks, temperature.item(), exclude, log_denominator, loss_gradient
+        query, keys, ranks, temperature.item(), _in_one_piece(exclude), log_denominator, loss_gradient
     )
 
 

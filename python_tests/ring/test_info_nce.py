@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from accuracy import assert_as_accurate
-from iecl_fast import ring_info_nce
+from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import reference
 from ring.cases import DTYPES, layouts, query_and_keys
 
@@ -75,6 +75,20 @@ def test_excluded_keys(k):
     everything = ring_info_nce(query, query, keys, exclude=exclude, temperature=0.5, reduction="none")
     expected = reference.ring_info_nce(query.double(), query.double(), keys.double(), 0.5, 0, 100, exclude)
     torch.testing.assert_close(everything, expected.float())
+
+
+def test_exclude_of_any_strides():
+    query, keys = query_and_keys("unit", 4, 300, 8, torch.float32)
+    for exclude in (torch.arange(8)[::2], torch.tensor([7]).expand(4)):
+        options = {"lower": 10, "upper": 90, "reduction": "none"}
+        key_gradients, losses = [], []
+        for index in (exclude, exclude.clone(memory_format=torch.contiguous_format)):
+            leaf = keys.clone().requires_grad_()
+            losses.append(ring_info_nce(query, query, leaf, exclude=index, **options))
+            key_gradients += torch.autograd.grad(losses[-1].sum(), leaf)
+            assert not (ring_sample(query, keys, 10, 90, exclude=index, return_indices=True)[1] == index[:, None]).any()
+        assert torch.equal(*losses)
+        assert torch.equal(*key_gradients)
 
 
 def test_layouts_agree():
