@@ -137,7 +137,7 @@ def run_pretrain(arguments):
     if arguments.config is None and arguments.resume is not None:
         mapping = RunFolder.of_run(arguments.resume).read_config()
     else:
-        mapping = read_recipe(arguments.config or "digits")
+        mapping = read_recipe("digits" if arguments.config is None else arguments.config)
     named = {
         "method": {"name": arguments.method},
         "data": {"name": arguments.data},

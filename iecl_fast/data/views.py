@@ -63,7 +63,16 @@ def training_transform(
         jitter_probability: of any colour jitter at all.
         gray: probability of a view without colour.
         blur: probability of a Gaussian blur with a standard deviation of 0.1 to 2 pixels.
+
+    Raises:
+        ValueError: a size, an area or a deviation that no image can have; what else torchvision refuses.
     """
+    if image_size < 1:
+        raise ValueError(f"image_size = {image_size} is not allowed: at least 1")
+    if not 0 < crop_scale[0] <= crop_scale[1] <= 1:
+        raise ValueError(f"crop_scale = {crop_scale} is not allowed: 0 < least <= greatest <= 1")
+    if not all(value > 0 for value in std):
+        raise ValueError(f"std = {std} is not allowed: positive numbers")
     steps = [v2.RandomRotation(rotate, interpolation=BILINEAR)] if rotate else []
     if crop_scale == (1.0, 1.0):
         steps.append(v2.Resize((image_size, image_size)))

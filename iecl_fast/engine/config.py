@@ -49,8 +49,8 @@ def read_recipe(name):
 
 def parse_yaml(text, source):
     try:
-        mapping = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        mapping = _load_yaml(text)
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
     if mapping is None:
         return {}
@@ -66,12 +66,22 @@ def parse_override(text):
     if not equals or not all(part.isidentifier() for part in parts):
         raise UsageError(f"{text!r} is not an override; write group.key=value, for example trainer.epochs=10")
     try:
-        nested = yaml.safe_load(value)
-    except yaml.YAMLError:
+        nested = _load_yaml(value)
+    except (yaml.YAMLError, ValueError):
         raise UsageError(f"{key}: {value!r} is not a YAML value") from None
     for part in reversed(parts):
         nested = {part: nested}
     return nested
+
+
+def _load_yaml(text):
+    """What a YAML text holds. Nesting without end, as of an alias for a group around it, is a ValueError."""
+    try:
+        value = yaml.safe_load(text)
+        _flatten({"": value})
+    except RecursionError:
+        raise ValueError("its groups are nested too deeply") from None
+    return value
 
 
 def merge(base, layer):

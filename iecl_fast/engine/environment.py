@@ -10,6 +10,7 @@ from importlib import metadata
 import torch
 
 from iecl_fast import __version__
+from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.folder import write_json
 
 PACKAGES = ("torchvision", "lightning-fabric", "numpy", "scikit-learn", "triton")
@@ -25,8 +26,11 @@ def record_environment(path, fabric):
     """
     environment = describe_environment(fabric)
     if path.exists():
-        first = json.loads(path.read_text())
-        environment = first | {"resumed": [*first.get("resumed", []), environment]}
+        try:
+            first = json.loads(path.read_text())
+            environment = first | {"resumed": [*first.get("resumed", []), environment]}
+        except (ValueError, TypeError, AttributeError):
+            raise UsageError(f"{path} is damaged: it must hold what the run began on; move it away to go on") from None
     write_json(path, environment)
 
 

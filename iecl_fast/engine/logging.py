@@ -23,11 +23,12 @@ class MetricsFile:
     """
 
     def __init__(self, path, last_step=0):
-        lines = _whole_lines(path) if path.exists() else []
         try:
+            lines = _whole_lines(path) if path.exists() else []
             kept = lines[:1] + [line for line in lines[1:] if int(line.partition(",")[0]) <= last_step]
-        except ValueError:
-            raise UsageError(f"{path} is damaged: a row does not begin with its step") from None
+            _numbers(kept)  # the curves are drawn from them: that they cannot be is not to come out at the end of the run
+        except (ValueError, TypeError):
+            raise UsageError(f"{path} is damaged: it must be rows of numbers that begin with their step") from None
         with whole_file(path) as file:
             file.write("".join(kept).encode())
         self._columns = kept[0].rstrip("\n").split(",") if kept else None
@@ -58,9 +59,13 @@ def read_metrics(path):
     Returns:
         list of dict from column to float; "step" and "epoch" are ints.
     """
+    return _numbers(_whole_lines(path))
+
+
+def _numbers(lines):
     return [
         {key: int(value) if key in ("step", "epoch") else float(value) for key, value in row.items()}
-        for row in csv.DictReader(_whole_lines(path))
+        for row in csv.DictReader(lines)
     ]
 
 

@@ -116,6 +116,7 @@ def test_recipe_file_with_options_over_it(photos, tmp_path):
         (["pretrain", "--data", "digts"], "did you mean digits?"),
         (["pretrain", "--data", "no/such/folder"], "no/such/folder"),
         (["pretrain", "--config", "no.yaml"], "there is no file no.yaml"),
+        (["pretrain", "--config", ""], "--config: there is no file"),
         (["pretrain", "temperature=0.2"], "did you mean method.temperature?"),
         (["pretrain", "method.temperatur=0.2"], "did you mean method.temperature?"),
         (["pretrain", "epochs"], "'epochs' is not an override"),

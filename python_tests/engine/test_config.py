@@ -97,6 +97,9 @@ def test_merge_goes_into_groups_and_changes_neither():
         ({"data": {"name": "cifar01"}}, "did you mean cifar10?"),
         ({"data": {"name": "no/such/folder"}}, "no/such/folder"),
         ({"views": {"flip": 3.0}}, "views"),
+        ({"views": {"image_size": 0}}, "views: image_size = 0 is not allowed"),
+        ({"views": {"crop_scale": [1.0, 0.5]}}, "views: crop_scale = (1.0, 0.5) is not allowed"),
+        ({"views": {"std": [0.2, 0.0, 0.2]}}, "views: std = (0.2, 0.0, 0.2) is not allowed"),
         ({"trainer": {"precision": "bf16"}}, "did you mean bf16-mixed?"),
         ({"seed": -1}, "seed: -1 is not allowed"),
         ({"schedule": {"name": "step"}}, "schedule.milestones"),
@@ -140,6 +143,8 @@ def test_whatever_yaml_holds_is_resolved_or_refused_with_a_message(mapping):
         ("a:\n\t- b", "not valid YAML"),
         ("- 1\n- 2", "must hold a mapping"),
         ("\x00\xff", "not valid YAML"),
+        ("trainer: &group\n  x: *group\n", "nested too deeply"),
+        (f"seed: {'9' * 5000}", "not valid YAML"),
     ],
 )
 def test_a_file_that_is_no_recipe(tmp_path, text, words):

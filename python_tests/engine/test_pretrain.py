@@ -201,6 +201,15 @@ def test_a_damaged_result_is_said(whole_run, tmp_path, capsys):
     assert "result.json is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("damage", ["{", "[]", '{"resumed": 3}'])
+def test_a_damaged_environment_is_said(whole_run, tmp_path, capsys, damage):
+    folder = shutil.copytree(whole_run, tmp_path / "copy")
+    (folder / "result.json").unlink()
+    (folder / "environment.json").write_text(damage)
+    assert main(["pretrain", "--resume", str(folder)]) == 2
+    assert "environment.json is damaged" in capsys.readouterr().err
+
+
 def test_a_data_set_of_another_size_is_said(whole_run, tmp_path, capsys):
     folder = shutil.copytree(whole_run, tmp_path / "copy")
     (folder / "result.json").unlink()

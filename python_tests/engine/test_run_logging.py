@@ -48,9 +48,10 @@ def test_a_row_with_other_keys_is_refused(tmp_path):
     metrics.close()
 
 
-def test_a_damaged_file_is_said(tmp_path):
+@pytest.mark.parametrize("damage", [b"hello,1\n", b"1,\n", b"1\n", b"1,2,3\n", b"\xff\xfe\n"])
+def test_a_damaged_file_is_said(tmp_path, damage):
     path = tmp_path / "metrics.csv"
-    path.write_text("step,loss\nhello,1\n")
+    path.write_bytes(b"step,loss\n" + damage)
     with pytest.raises(UsageError, match=r"metrics\.csv is damaged"):
         MetricsFile(path, last_step=3)
 
