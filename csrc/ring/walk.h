@@ -47,7 +47,7 @@ struct Chunks {
                  std::clamp<int64_t>(kTileFloats / std::max<int64_t>(channels, 1) / 48, 1, kTile / 48)) * 48) {
     tiles = (keys + tile - 1) / tile;
     // Each chunk keeps a partial sum of `channels` floats for each query of a block.
-    const int64_t most = std::clamp<int64_t>(4096 / std::max<int64_t>(channels, 1), 2, 32);
+    const int64_t most = std::clamp<int64_t>(5120 / std::max<int64_t>(channels, 1), 2, 40);
     tiles_per_chunk = std::max<int64_t>(1, (tiles + most - 1) / most);
     count = (tiles + tiles_per_chunk - 1) / tiles_per_chunk;
   }
