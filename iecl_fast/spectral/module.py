@@ -1,6 +1,6 @@
 """Spectral normalisation of a network: a parametrization for each layer, one operator call for all of them."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from iecl_fast.spectral.ops import split_vectors
+import iecl_fast.spectral.ops  # noqa: F401  (registers the operators)
 
 _kernels = torch.ops.iecl_fast
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -75,14 +75,14 @@ def spectral_norm(
         parametrization = _SpectralNorm(layer.weight, axis, n_power_iterations, eps).train(layer.training)
         # unsafe: the check would be one more power iteration.
         parametrize.register_parametrization(layer, "weight", parametrization, unsafe=True)
-    pairs = _pairs(chosen.values())
-    for places, weights, vectors in _batches(pairs, lambda own: None):
-        with torch.no_grad():
-            _, vectors, _ = _kernels.spectral_norm(weights, vectors, initial_iterations, eps, False)
-        _store([pairs[place][0] for place in places], vectors, weights)
-    new = set(chosen.values())
+    new = {layer: (_own(layer), layer.parametrizations.weight) for layer in chosen.values()}
+    owns, weights = zip(*((own, weight.original) for own, weight in new.values()))
+    with torch.no_grad():
+        for places, matrices, vectors in _batches(owns, weights, lambda own: None):
+            _, vectors, _ = _kernels.spectral_norm(matrices, vectors, initial_iterations, eps, False)
+            _store([owns[place] for place in places], vectors)
     for name, module in model.named_modules():
-        inside = [layer for layer in module.modules() if layer in new and layer is not module]
+        inside = [new[layer] for layer in module.modules() if layer in new and layer is not module]
         if inside:
             _Scope(inside, depth=name.count(".") + (name != "")).attach(module)
     return SpectralNormHandle(model)
@@ -127,9 +127,11 @@ class SpectralNormHandle:
         After a forward pass in training and before the optimiser's step, that is what the pass has divided by.
         """
         layers = self.layers
+        owns = [_own(layer) for layer in layers.values()]
+        weights = [layer.parametrizations.weight.original for layer in layers.values()]
         sigmas = {}
-        for places, weights, vectors in _batches(_pairs(layers.values()), lambda own: None):
-            _, _, sigma = _kernels.spectral_norm(weights, vectors, 0, 1.0, False)
+        for places, matrices, vectors in _batches(owns, weights, lambda own: None):
+            _, _, sigma = _kernels.spectral_norm(matrices, vectors, 0, 1.0, False)
             sigmas.update(zip(places, sigma.unbind()))
         return {name: sigmas[place] for place, name in enumerate(layers)}
 
@@ -152,7 +154,7 @@ class _SpectralNorm(nn.Module):
             self.normalised.requires_grad or not (weight.requires_grad and torch.is_grad_enabled())
         ):
             return self.normalised
-        return _normalise([(self, weight)])[0]
+        return _normalise([self], [weight])[0]
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight
@@ -161,19 +163,23 @@ class _SpectralNorm(nn.Module):
         """Whether a module around one of this depth is being run; what others hold was left by an interrupted pass."""
         return self.scope is not None and self.scope.depth < depth
 
+    def vectors(self) -> tuple[Tensor, Tensor]:
+        buffers = self._buffers  # a pass asks for all of them, and attributes of modules are slow
+        return buffers["_u"], buffers["_v"]
+
     def iterations(self) -> int:
         return self.n_power_iterations if self.training else 0
 
     def rows_first(self, weight: Tensor) -> Tensor:
         """Between a weight and the matrix (rows, ...) that the operators take, either way."""
-        return weight.transpose(0, self.axis)
+        return weight.transpose(0, self.axis) if self.axis else weight
 
 
 class _Scope:
     """Normalises the layers inside a module when it is entered, unless a module around it has done so."""
 
-    def __init__(self, layers: list[nn.Module], depth: int):
-        self.layers, self.depth = layers, depth
+    def __init__(self, pairs: list[tuple[_SpectralNorm, parametrize.ParametrizationList]], depth: int):
+        self.pairs, self.depth = pairs, depth
 
     def attach(self, module: nn.Module) -> None:
         self.hooks = (
@@ -186,14 +192,15 @@ class _Scope:
             hook.remove()
 
     def enter(self, module: nn.Module, inputs: tuple) -> None:
-        pairs = _pairs([layer for layer in self.layers if not _own(layer).is_held_outside(self.depth)])
-        for (own, _), normalised in zip(pairs, _normalise(pairs)):
+        pairs = [pair for pair in self.pairs if not pair[0].is_held_outside(self.depth)]
+        owns = [own for own, _ in pairs]
+        for own, normalised in zip(owns, _normalise(owns, [weight.original for _, weight in pairs])):
             own.normalised, own.scope = normalised, self
 
     def leave(self, module: nn.Module, inputs: tuple, output: object) -> None:
-        for layer in self.layers:
-            if _own(layer).scope is self:
-                _own(layer).normalised = _own(layer).scope = None
+        for own, _ in self.pairs:
+            if own.scope is self:
+                own.normalised = own.scope = None
 
 
 def _own(module: nn.Module) -> _SpectralNorm | None:
@@ -204,41 +211,37 @@ def _own(module: nn.Module) -> _SpectralNorm | None:
     return first if isinstance(first, _SpectralNorm) else None
 
 
-def _pairs(layers: Iterable[nn.Module]) -> list[tuple[_SpectralNorm, Tensor]]:
-    return [(_own(layer), layer.parametrizations.weight.original) for layer in layers]
-
-
 def _batches(
-    pairs: list[tuple[_SpectralNorm, Tensor]], key: Callable[[_SpectralNorm], Hashable]
+    owns: list[_SpectralNorm], weights: list[Tensor], key: Callable[[_SpectralNorm], Hashable]
 ) -> Iterator[tuple[list[int], list[Tensor], Tensor]]:
-    """Layers that share a device and a key: their places in ``pairs``, weights with rows first, flat u and v."""
+    """Layers that share a device and a key: their places in the lists, weights with rows first, flat u and v."""
     batches: dict[Hashable, list[int]] = {}
-    for place, (own, weight) in enumerate(pairs):
+    for place, (own, weight) in enumerate(zip(owns, weights)):
         batches.setdefault((weight.device, key(own)), []).append(place)
     for places in batches.values():
-        vectors = torch.cat([vector for place in places for vector in (pairs[place][0]._u, pairs[place][0]._v)])
+        vectors = torch.cat([vector for place in places for vector in owns[place].vectors()])
         vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-        yield places, [pairs[place][0].rows_first(pairs[place][1]) for place in places], vectors
+        yield places, [owns[place].rows_first(weights[place]) for place in places], vectors
 
 
-def _normalise(pairs: list[tuple[_SpectralNorm, Tensor]]) -> list[Tensor]:
+def _normalise(owns: list[_SpectralNorm], weights: list[Tensor]) -> list[Tensor]:
     """Normalised weights, after a step of power iteration for layers in training."""
-    results: list[Tensor] = [None] * len(pairs)
-    for places, weights, vectors in _batches(pairs, lambda own: (own.iterations(), own.eps)):
-        batch = [pairs[place][0] for place in places]
+    results: list[Tensor] = [None] * len(weights)
+    for places, matrices, vectors in _batches(owns, weights, lambda own: (own.iterations(), own.eps)):
+        batch = [owns[place] for place in places]
         iterations = batch[0].iterations()
-        normalised, vectors, _ = _kernels.spectral_norm(weights, vectors, iterations, batch[0].eps, True)
+        normalised, vectors, _ = _kernels.spectral_norm(matrices, vectors, iterations, batch[0].eps, True)
         if iterations > 0:
-            _store(batch, vectors, weights)
+            _store(batch, vectors)
         for place, own, weight in zip(places, batch, normalised):
             results[place] = own.rows_first(weight)
     return results
 
 
 @torch.no_grad()
-def _store(batch: list[_SpectralNorm], vectors: Tensor, weights: list[Tensor]) -> None:
-    buffers = [vector for own in batch for vector in (own._u, own._v)]
-    torch._foreach_copy_(buffers, [vector for pair in split_vectors(vectors, weights) for vector in pair])
+def _store(batch: list[_SpectralNorm], vectors: Tensor) -> None:
+    buffers = [vector for own in batch for vector in own.vectors()]
+    torch._foreach_copy_(buffers, vectors.split([len(vector) for vector in buffers]))
 
 
 def _check(name: str, layer: nn.Module) -> None:
