@@ -239,7 +239,19 @@ def main(argv=None):
         return _fail(error, 1)
     except (Interrupted, KeyboardInterrupt) as error:
         return _fail(error, 128 + getattr(error, "signal_number", 2))
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        return _fail(f"there is not enough memory: try a smaller trainer.batch_size or network. {reason}", 1)
     return 0
+
+
+def _out_of_memory(error):
+    import torch
+
+    # The CPU's allocator has no exception of its own.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def _fail(error, status):

@@ -76,9 +76,12 @@ class RunFolder:
     def read_result(self):
         """The dict that result.json holds."""
         try:
-            return json.loads(self.result.read_text())
+            result = json.loads(self.result.read_text())
         except ValueError as error:
             raise UsageError(f"{self.result} is damaged: {error}") from None
+        if not isinstance(result, dict) or "knn_top1" not in result:
+            raise UsageError(f"{self.result} is damaged: it must hold the accuracies of a run")
+        return result
 
     def write_config(self, config):
         """Write a nested dict of plain values as config.yaml."""

@@ -26,7 +26,7 @@ class MetricsFile:
         try:
             lines = _whole_lines(path) if path.exists() else []
             kept = lines[:1] + [line for line in lines[1:] if int(line.partition(",")[0]) <= last_step]
-            _numbers(kept)  # the curves are drawn from them: that they cannot be is not to come out at the end of the run
+            _numbers(kept)  # the curves are drawn from them: a run must not find out at its end that they cannot be
         except (ValueError, TypeError):
             raise UsageError(f"{path} is damaged: it must be rows of numbers that begin with their step") from None
         with whole_file(path) as file:

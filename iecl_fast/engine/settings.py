@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from iecl_fast.engine.schema import Range
 
 Positive = Annotated[int, Range(minimum=1)]
+Threads = Annotated[int, Range(minimum=1, maximum=1024)]  # OpenMP ends the process when it cannot start them
 Count = Annotated[int, Range(minimum=0)]
 Seed = Annotated[int, Range(minimum=0, maximum=2**32 - 1)]
 Amount = Annotated[float, Range(minimum=0)]
@@ -118,7 +119,7 @@ class TrainerConfig:
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: Positive | Literal["auto"] = 1
-    threads: Positive | None = None
+    threads: Threads | None = None
     log_steps: Positive = 10
     checkpoint_steps: Positive | None = None
     progress: bool = True

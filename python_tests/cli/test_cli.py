@@ -165,6 +165,14 @@ def test_a_full_disk_is_a_message(photos, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("No space left on device\n")
 
 
+def test_too_little_memory_is_a_message(photos, tmp_path, capsys):
+    arguments = ["--data", str(photos), "--output", str(tmp_path / "run"), *TINY, "method.num_keys=100000000000000"]
+    assert main(["pretrain", *arguments]) == 1
+    message = capsys.readouterr().err
+    assert "not enough memory" in message
+    assert "Traceback" not in message
+
+
 def test_a_broken_image_is_a_message_with_its_trouble(photos, tmp_path, capsys):
     copy = shutil.copytree(photos, tmp_path / "copy")
     (copy / "train" / "dark" / "3.png").write_bytes(b"no image")

@@ -101,6 +101,7 @@ def test_merge_goes_into_groups_and_changes_neither():
         ({"views": {"crop_scale": [1.0, 0.5]}}, "views: crop_scale = (1.0, 0.5) is not allowed"),
         ({"views": {"std": [0.2, 0.0, 0.2]}}, "views: std = (0.2, 0.0, 0.2) is not allowed"),
         ({"trainer": {"precision": "bf16"}}, "did you mean bf16-mixed?"),
+        ({"trainer": {"threads": 10**6}}, "trainer.threads: 1000000 is not allowed"),
         ({"seed": -1}, "seed: -1 is not allowed"),
         ({"schedule": {"name": "step"}}, "schedule.milestones"),
         ({"schedule": {"warmup_epochs": 200}}, "must be below trainer.epochs=200"),

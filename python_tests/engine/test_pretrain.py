@@ -194,9 +194,10 @@ def test_a_damaged_checkpoint_is_said(small_run, whole_run, tmp_path, capsys):
     assert "Traceback" not in message
 
 
-def test_a_damaged_result_is_said(whole_run, tmp_path, capsys):
+@pytest.mark.parametrize("damage", ["{", "null", "{}"])
+def test_a_damaged_result_is_said(whole_run, tmp_path, capsys, damage):
     folder = shutil.copytree(whole_run, tmp_path / "copy")
-    (folder / "result.json").write_text("{")
+    (folder / "result.json").write_text(damage)
     assert main(["pretrain", "--resume", str(folder)]) == 2
     assert "result.json is damaged" in capsys.readouterr().err
 
