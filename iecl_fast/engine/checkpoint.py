@@ -46,9 +46,19 @@ def _flush_folder(folder):
 
 
 def save_checkpoint(path, state):
-    """Write a dict of tensors and plain values, whole or not at all."""
+    """Write a dict of tensors and plain values, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written, as on a full disk.
+    """
     with whole_file(path) as file:
-        torch.save({"format": FORMAT, **state}, file)
+        try:
+            torch.save({"format": FORMAT, **state}, file)
+        except RuntimeError as error:
+            # torch closes its archive after a failed write, fails again, and so hides what the system said.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def load_checkpoint(path):

@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import resource
 
 import numpy as np
 import pytest
@@ -103,3 +104,17 @@ def test_random_states_come_back_from_a_file(tmp_path):
     draw()
     set_rng_state(load_checkpoint(tmp_path / "c")["rng"], CPU)
     assert draw() == expected
+
+
+def test_what_the_system_says_of_a_failed_write_is_said(tmp_path):
+    path = tmp_path / "last.ckpt"
+    save_checkpoint(path, {"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # a disk that is full in the middle of the file
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_checkpoint(path, {"step": 2, "weights": torch.zeros(1_000_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert load_checkpoint(path)["step"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
