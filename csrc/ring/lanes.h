@@ -13,6 +13,7 @@ constexpr int kLanes = 4;
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t UnsignedInts __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Shorts __attribute__((vector_size(kLanes * 2)));
 
 template <class Vector, class Element>

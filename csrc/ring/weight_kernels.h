@@ -24,7 +24,9 @@ inline Floats exponential(Floats value, Floats shift, Floats scale2) {
   const Floats rest = x - (shifted - kRound);
   Floats series = rest * kExp2[6] + kExp2[5];
   for (int i = 4; i >= 0; --i) series = series * rest + kExp2[i];
-  return x < -126.0f ? Floats{} : from_bits(bits(series) + (bits(shifted) << 23));
+  const Ints scaled = (Ints)((UnsignedInts)bits(series) + ((UnsignedInts)bits(shifted) << 23));
+  // The sum would make a number of a NaN. Far below the range the series has no meaning.
+  return x < -126.0f ? Floats{} : series != series ? series : from_bits(scaled);
 }
 
 void exponentials(float* values, int count, float shift, float scale, float* lane_sums) {

@@ -81,6 +81,14 @@ class Digits(Dataset):
         return self.images[index], self.targets[index]
 
 
+def load_image(path: str) -> Image.Image:
+    """An RGB image. What is wrong with one is said together with its path, which Pillow does not always do."""
+    try:
+        return pil_loader(path)
+    except (OSError, SyntaxError) as error:
+        raise OSError(f"{path}: {error}") from None
+
+
 class ClassFolders(datasets.ImageFolder):
     """torchvision's ImageFolder for one part of a tree, whose classes are those of ``train/`` in every part.
 
@@ -89,7 +97,7 @@ class ClassFolders(datasets.ImageFolder):
 
     def __init__(self, part: Path, classes: list[str]):
         self._known = classes
-        super().__init__(str(part), loader=pil_loader, allow_empty=True)
+        super().__init__(str(part), loader=load_image, allow_empty=True)
 
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         unknown = sorted(set(_class_names(Path(directory))) - set(self._known))

@@ -11,6 +11,7 @@ import torch
 from iecl_fast.engine.errors import UsageError
 
 FORMAT = 1
+PARTS = {"config", "method", "optimizer", "precision", "rng", "samples", "seconds", "step", "untrained"}
 
 
 @contextmanager
@@ -43,6 +44,19 @@ def _flush_folder(folder):
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def load_part(module, state, path):
+    """Give a module or optimiser its part of a checkpoint.
+
+    Raises:
+        UsageError: the part is another one's, or incomplete.
+    """
+    try:
+        module.load_state_dict(state)
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{path} does not fit {type(module).__name__}: {reason}") from None
 
 
 def save_checkpoint(path, state):
@@ -79,6 +93,8 @@ def load_checkpoint(path):
         raise UsageError(f"{path} is no checkpoint of iecl-fast pretrain")
     if state["format"] != FORMAT:
         raise UsageError(f"{path} has format {state['format']}, this version reads format {FORMAT}")
+    if missing := PARTS - state.keys():
+        raise UsageError(f"{path} is damaged, it lacks: {', '.join(sorted(missing))}")
     return state
 
 

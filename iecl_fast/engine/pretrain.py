@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from iecl_fast.engine import build
 from iecl_fast.engine.batches import EpochBatches, grouped
-from iecl_fast.engine.checkpoint import get_rng_state, load_checkpoint, save_checkpoint, set_rng_state
+from iecl_fast.engine.checkpoint import get_rng_state, load_checkpoint, load_part, save_checkpoint, set_rng_state
 from iecl_fast.engine.config import differences
 from iecl_fast.engine.curves import draw_curves
 from iecl_fast.engine.environment import record_environment
@@ -116,8 +116,8 @@ class Pretraining:
             raise UsageError(
                 f"the run saw {state['samples']} training images, {self.config.data.name} now has {len(self.views)}"
             )
-        self.method.load_state_dict(state["method"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_part(self.method, state["method"], self.folder.checkpoint)
+        load_part(self.optimizer, state["optimizer"], self.folder.checkpoint)
         self.fabric.strategy.precision.load_state_dict(state["precision"])
         self.step = state["step"]
         self.seconds_before = state["seconds"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from lightning_fabric import Fabric
 
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_checkpoint
+from iecl_fast.engine.checkpoint import load_checkpoint, load_part
 from iecl_fast.engine.config import merge, resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.folder import RunFolder
@@ -36,7 +36,7 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
             raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
     fabric = Fabric(accelerator=build.accelerator(config.trainer), devices=1)
     method = build.method(config, total_steps=1)
-    method.load_state_dict(state["method"])
+    load_part(method, state["method"], path)
     backbone = method.backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)
     with build.threads(config.trainer):

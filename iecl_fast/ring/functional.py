@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import iecl_fast.ring.ops  # noqa: F401  (registers the operators)
 from iecl_fast.ring.ops import check_temperature
@@ -51,6 +52,7 @@ def ring_sample(
     """
     keys = _as_keys(query, queue, "queue", layout)
     _check(query, keys, "queue", exclude)
+    _refuse_tangents("ring_sample", query, keys)
     uniform = None
     if num_samples is not None:
         if num_samples < 1:
@@ -118,6 +120,7 @@ def ring_info_nce(
             f"one floating-point element on {query.device} is allowed"
         )
     inputs = (query, positive_key, keys, temperature)
+    _refuse_tangents("ring_info_nce", *inputs)
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     loss, *_ = torch.ops.iecl_fast.ring_info_nce(*inputs, lower, upper, exclude, needs_gradient)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
@@ -168,3 +171,11 @@ def _check(query: Tensor, keys: Tensor, name: str, exclude: Tensor | None) -> No
         raise ValueError(f"exclude has the shape {tuple(exclude.shape)}; ({query.shape[0]},) is allowed")
     if exclude.device != query.device:
         raise ValueError(f"exclude is on {exclude.device}; query's device is allowed, {query.device}")
+
+
+def _refuse_tangents(operator: str, *tensors: Tensor) -> None:
+    """Custom operators drop the tangents of forward-mode differentiation without a word."""
+    if torch.compiler.is_compiling() or getattr(forward_ad, "_current_level", -1) < 0:
+        return
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise RuntimeError(f"iecl_fast.{operator} has no forward-mode derivative; use backward()")

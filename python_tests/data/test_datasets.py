@@ -9,6 +9,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, STL10
 
 from iecl_fast.data import balanced_rows, build_dataset, dataset_info, default_root, evaluation_transform
+from iecl_fast.data.datasets import load_image
 
 CIFAR_FOLDER = Path("/tmp/cifar10")
 
@@ -205,3 +206,11 @@ def test_a_real_folder_tree():
     assert torch.bincount(test.labels).tolist() == [3] * 10
     assert test[0][0].size == (32, 32) and test[0][0].mode == "RGB"
     assert dataset_info(str(CIFAR_FOLDER)).image_size == 32
+
+
+def test_a_truncated_image_is_said_with_its_path(tmp_path):
+    path = tmp_path / "cut.jpg"
+    Image.effect_noise((64, 64), 50).convert("RGB").save(path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(OSError, match=r"cut\.jpg: .*truncated"):
+        load_image(str(path))

@@ -10,25 +10,33 @@ import pytest
 import torch
 
 from iecl_fast.engine import checkpoint
-from iecl_fast.engine.checkpoint import get_rng_state, load_checkpoint, save_checkpoint, set_rng_state, whole_file
+from iecl_fast.engine.checkpoint import (
+    get_rng_state,
+    load_checkpoint,
+    load_part,
+    save_checkpoint,
+    set_rng_state,
+    whole_file,
+)
 from iecl_fast.engine.errors import UsageError
 
 CPU = torch.device("cpu")
+EMPTY = dict.fromkeys(checkpoint.PARTS)
 
 
 def test_round_trip(tmp_path):
-    state = {"tensor": torch.arange(5.0), "nested": {"list": [1, "a", None], "pair": (0.1, True)}}
+    state = {**EMPTY, "tensor": torch.arange(5.0), "nested": {"list": [1, "a", None], "pair": (0.1, True)}}
     save_checkpoint(tmp_path / "last.ckpt", state)
     loaded = load_checkpoint(tmp_path / "last.ckpt")
     assert torch.equal(loaded.pop("tensor"), state["tensor"])
-    assert loaded == {"format": checkpoint.FORMAT, "nested": state["nested"]}
+    assert loaded == {**EMPTY, "format": checkpoint.FORMAT, "nested": state["nested"]}
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 @pytest.mark.parametrize("where", ["write", "fsync", "replace"])
 def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch, where):
     path = tmp_path / "last.ckpt"
-    save_checkpoint(path, {"step": 1})
+    save_checkpoint(path, {**EMPTY, "step": 1})
     before = path.read_bytes()
 
     def fail(*_):
@@ -39,7 +47,7 @@ def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch, wher
     else:
         monkeypatch.setattr(os, where, fail)
     with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(path, {"step": 2})
+        save_checkpoint(path, {**EMPTY, "step": 2})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -79,15 +87,16 @@ class Code:
         lambda path: torch.save([1, 2], path),
         lambda path: torch.save({"weights": 1}, path),
         lambda path: torch.save({"format": 99}, path),
+        lambda path: torch.save({"format": 1}, path),
         lambda path: torch.save({"format": 1, "code": Code()}, path),
         lambda path: path.write_bytes(pickle.dumps(Code())),
         lambda path: path.unlink(),
     ],
-    ids=["cut", "overwritten", "empty", "text", "list", "foreign", "format", "code", "pickle", "missing"],
+    ids=["cut", "overwritten", "empty", "text", "list", "foreign", "format", "incomplete", "code", "pickle", "missing"],
 )
 def test_a_damaged_or_foreign_file_is_said_with_its_name(tmp_path, damage):
     path = tmp_path / "last.ckpt"
-    save_checkpoint(path, {"tensor": torch.zeros(100)})
+    save_checkpoint(path, {**EMPTY, "tensor": torch.zeros(100)})
     damage(path)
     with pytest.raises(UsageError, match=r"last\.ckpt") as caught:
         load_checkpoint(path)
@@ -99,7 +108,7 @@ def test_random_states_come_back_from_a_file(tmp_path):
         return random.random(), np.random.rand(), torch.rand(3).tolist(), np.random.randn()
 
     np.random.randn()  # leaves a cached second number, which is part of the state
-    save_checkpoint(tmp_path / "c", {"rng": get_rng_state(CPU)})
+    save_checkpoint(tmp_path / "c", {**EMPTY, "rng": get_rng_state(CPU)})
     expected = draw()
     draw()
     set_rng_state(load_checkpoint(tmp_path / "c")["rng"], CPU)
@@ -108,13 +117,20 @@ def test_random_states_come_back_from_a_file(tmp_path):
 
 def test_what_the_system_says_of_a_failed_write_is_said(tmp_path):
     path = tmp_path / "last.ckpt"
-    save_checkpoint(path, {"step": 1})
+    save_checkpoint(path, {**EMPTY, "step": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # a disk that is full in the middle of the file
     try:
         with pytest.raises(OSError, match="File too large"):
-            save_checkpoint(path, {"step": 2, "weights": torch.zeros(1_000_000)})
+            save_checkpoint(path, {**EMPTY, "step": 2, "weights": torch.zeros(1_000_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert load_checkpoint(path)["step"] == 1
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_part_of_something_else_is_said_with_its_name(tmp_path):
+    layer = torch.nn.Linear(2, 2)
+    for state in ({}, {"weight": torch.zeros(3, 3), "bias": torch.zeros(2)}, None):
+        with pytest.raises(UsageError, match=r"last\.ckpt does not fit Linear"):
+            load_part(layer, state, tmp_path / "last.ckpt")

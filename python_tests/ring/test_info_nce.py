@@ -294,3 +294,14 @@ def test_keys_without_gradient_may_be_overwritten_before_the_backward_pass():
     exclude += 1
     (gradient,) = torch.autograd.grad(loss, query)
     assert torch.equal(gradient, wanted)
+
+
+@pytest.mark.parametrize("pattern", [0x7FC00000, 0x7FC00001, 0x7F800001, -0x1])
+@pytest.mark.parametrize("num_keys", [300, 6000])
+def test_a_nan_of_any_bits_reaches_all_results(pattern, num_keys):
+    query, keys = query_and_keys("unit", 4, num_keys, 8, torch.float32)
+    keys[3] = torch.tensor(pattern, dtype=torch.int32).view(torch.float32)
+    leaves = [query.requires_grad_(), keys.requires_grad_()]
+    loss = ring_info_nce(leaves[0], query.detach(), leaves[1])
+    query_gradient, keys_gradient = torch.autograd.grad(loss, leaves)
+    assert loss.isnan() and query_gradient.isnan().all() and keys_gradient.isnan().all()

@@ -96,6 +96,13 @@ def test_second_derivative_is_refused():
             gradient.sum().backward()
 
 
+def test_forward_mode_is_refused():
+    query, keys = query_and_keys("unit", 4, 60, 6, torch.float32)
+    for function in (lambda q: ring_info_nce(q, query, keys), lambda q: ring_sample(q, keys, 10, 90)):
+        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+            torch.func.jvp(function, (query,), (query,))
+
+
 def test_nothing_to_differentiate_saves_the_work():
     query, keys = query_and_keys("unit", 4, 60, 6, torch.float32)
     query.requires_grad_()

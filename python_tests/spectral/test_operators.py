@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import assert_as_accurate
 
+from accuracy import assert_as_accurate
 from iecl_fast.spectral import reference
 
 spectral_norm = torch.ops.iecl_fast.spectral_norm
