@@ -7,9 +7,6 @@ import torch
 
 from iecl_fast import _library
 
-RING = ("ring_sample", "ring_info_nce")
-
-
 def report() -> str:
     """A few lines of text for a terminal or a bug report."""
     build = _library.build_info()
@@ -25,8 +22,9 @@ def report() -> str:
         "",
         "operator        cpu                 cuda",
     ]
-    for operator in RING:
-        lines.append(f"{operator:<15} C++ ({instruction_set})".ljust(36) + "PyTorch reference: no kernel yet")
+    on_cuda = dict.fromkeys(("ring_sample", "ring_info_nce"), "PyTorch reference: no kernel yet")
+    on_cuda["spectral_norm"] = "CUDA C++" if _library.cuda_missing is None else "PyTorch reference: no CUDA library"
+    lines += [f"{operator:<15} C++ ({instruction_set})".ljust(36) + form for operator, form in on_cuda.items()]
     return "\n".join(lines)
 
 
@@ -52,7 +50,7 @@ def _cuda_library(build: dict) -> str:
     if _library.cuda_missing is not None:
         return f"not loaded: {_library.cuda_missing}"
     toolkit = torch.ops.iecl_fast.cuda_toolkit_version()
-    return f"loaded, CUDA {toolkit // 1000}.{toolkit % 1000 // 10}, for {build['architectures']}; holds no kernels yet"
+    return f"loaded, CUDA {toolkit // 1000}.{toolkit % 1000 // 10}, for {build['architectures']}"
 
 
 def _cuda_device() -> str:
