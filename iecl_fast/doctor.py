@@ -7,6 +7,7 @@ import torch
 
 from iecl_fast import _library
 
+
 def report() -> str:
     """A few lines of text for a terminal or a bug report."""
     build = _library.build_info()
