@@ -215,8 +215,9 @@ def describe_keys(recipe="digits"):
 
 
 def _flatten(mapping, prefix=""):
-    """Nested groups as one dict from dotted key to value; an empty group has no entry."""
+    """Nested groups as one dict from dotted key to value; an empty group is a value."""
     flat = {}
     for key, value in mapping.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        is_group = isinstance(value, dict) and value
+        flat |= _flatten(value, f"{prefix}{key}.") if is_group else {f"{prefix}{key}": value}
     return flat

@@ -97,6 +97,7 @@ def test_merge_goes_into_groups_and_changes_neither():
         ({"data": {"name": "cifar01"}}, "did you mean cifar10?"),
         ({"data": {"name": "no/such/folder"}}, "no/such/folder"),
         ({"views": {"flip": 3.0}}, "views"),
+        ({"method": {"lr": {}}}, "there is no key method.lr"),
         ({"views": {"image_size": 0}}, "views: image_size = 0 is not allowed"),
         ({"views": {"crop_scale": [1.0, 0.5]}}, "views: crop_scale = (1.0, 0.5) is not allowed"),
         ({"views": {"std": [0.2, 0.0, 0.2]}}, "views: std = (0.2, 0.0, 0.2) is not allowed"),
