@@ -17,6 +17,7 @@ def tables(rounds: int, compile_peers: bool):
         forward = {
             "torch's loop": peers.torch_loop(model),
             "iecl_fast": peers.ours(model),
+            "iecl_fast, operator alone": peers.operator(model),
             "foreach": peers.foreach(model),
         }
         if compile_peers:
@@ -43,7 +44,8 @@ def bandwidth(results, size: int) -> str:
     for name in results:
         if not name.startswith("iecl_fast"):
             continue
-        ratio = best[name] / best[name.replace("iecl_fast", "torch's loop")]
+        loop = "torch's loop, CUDA graph" if name.endswith("CUDA graph") else "torch's loop"
+        ratio = best[name] / best[loop]
         moved = 3 * size / best[name]
         lines.append(
             f"* {name}: {best[name] * 1e3:.2f} ms, {ratio:.2f} of torch's. Each weight is read twice and written"

@@ -136,8 +136,21 @@ class SpectralNormHandle:
         return {name: sigmas[place] for place, name in enumerate(layers)}
 
 
+class _Pass:
+    """A layer's normalised weight while a forward pass runs, and the scope that has made it.
+
+    Not attributes of the module itself: those are slow to set, and every pass sets them for every layer.
+    """
+
+    __slots__ = ("scope", "weight")
+
+    def __init__(self):
+        self.weight: Tensor | None = None
+        self.scope: _Scope | None = None
+
+
 class _SpectralNorm(nn.Module):
-    """One layer's u and v under torch's names, and its normalised weight while a forward pass runs."""
+    """One layer's u and v under torch's names."""
 
     def __init__(self, weight: Tensor, axis: int, n_power_iterations: int, eps: float):
         super().__init__()
@@ -145,26 +158,20 @@ class _SpectralNorm(nn.Module):
         rows = weight.shape[axis]
         for name, size in (("_u", rows), ("_v", weight.numel() // rows)):
             self.register_buffer(name, F.normalize(weight.detach().new_empty(size).normal_(), dim=0, eps=eps))
-        self.normalised: Tensor | None = None
-        self.scope: _Scope | None = None
+        self.current = _Pass()
 
     def forward(self, weight: Tensor) -> Tensor:
+        normalised = self.current.weight
         # A pass entered under no_grad has no graph for a part of it that wants one.
-        if self.normalised is not None and (
-            self.normalised.requires_grad or not (weight.requires_grad and torch.is_grad_enabled())
-        ):
-            return self.normalised
-        return _normalise([self], [weight])[0]
+        if normalised is None or (not normalised.requires_grad and weight.requires_grad and torch.is_grad_enabled()):
+            return _normalise([self], [weight])[0]
+        return normalised
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         return weight
 
-    def is_held_outside(self, depth: int) -> bool:
-        """Whether a module around one of this depth is being run; what others hold was left by an interrupted pass."""
-        return self.scope is not None and self.scope.depth < depth
-
     def vectors(self) -> tuple[Tensor, Tensor]:
-        buffers = self._buffers  # a pass asks for all of them, and attributes of modules are slow
+        buffers = self._buffers  # without the detour of a module's attributes: a pass asks every layer
         return buffers["_u"], buffers["_v"]
 
     def iterations(self) -> int:
@@ -192,15 +199,17 @@ class _Scope:
             hook.remove()
 
     def enter(self, module: nn.Module, inputs: tuple) -> None:
-        pairs = [pair for pair in self.pairs if not pair[0].is_held_outside(self.depth)]
+        # What a scope further out holds is in use; what this or an inner one holds was left by an interrupted pass.
+        pairs = [(own, weight) for own, weight in self.pairs if (own.current.scope or self).depth >= self.depth]
         owns = [own for own, _ in pairs]
-        for own, normalised in zip(owns, _normalise(owns, [weight.original for _, weight in pairs])):
-            own.normalised, own.scope = normalised, self
+        originals = [weight._parameters["original"] for _, weight in pairs]
+        for own, normalised in zip(owns, _normalise(owns, originals)):
+            own.current.weight, own.current.scope = normalised, self
 
     def leave(self, module: nn.Module, inputs: tuple, output: object) -> None:
         for own, _ in self.pairs:
-            if own.scope is self:
-                own.normalised = own.scope = None
+            if own.current.scope is self:
+                own.current.weight = own.current.scope = None
 
 
 def _own(module: nn.Module) -> _SpectralNorm | None:
@@ -241,7 +250,7 @@ def _normalise(owns: list[_SpectralNorm], weights: list[Tensor]) -> list[Tensor]
 @torch.no_grad()
 def _store(batch: list[_SpectralNorm], vectors: Tensor) -> None:
     buffers = [vector for own in batch for vector in own.vectors()]
-    torch._foreach_copy_(buffers, vectors.split([len(vector) for vector in buffers]))
+    torch._foreach_copy_(buffers, vectors.split([vector.numel() for vector in buffers]))
 
 
 def _check(name: str, layer: nn.Module) -> None:

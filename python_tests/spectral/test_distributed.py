@@ -40,6 +40,7 @@ def train_rank(rank, broadcast_buffers):
     return train(model, parallel, slice(rank * ROWS // 2, (rank + 1) * ROWS // 2))
 
 
+@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated")
 @pytest.mark.parametrize("broadcast_buffers", [True, False])
 def test_two_ranks_equal_one_process_on_the_joined_batch(tmp_path, broadcast_buffers):
     results = run_on_ranks(train_rank, tmp_path, broadcast_buffers)
