@@ -1,30 +1,48 @@
-"""pytest-benchmark comparisons: ``pytest bench/spectral --benchmark-group-by=group``, a group for each network."""
+"""pytest-benchmark comparisons: ``pytest bench/spectral --benchmark-group-by=group``, a group for each network.
+
+On the GPU where there is one.
+"""
 
 import pytest
+import torch
 
 from bench.spectral import peers
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMS = {"iecl_fast": peers.ours, "torch's loop": peers.torch_loop, "foreach": peers.foreach}
+NETWORKS = ["resnet18", "resnet50"]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def bench(benchmark, group, function):
+    benchmark.group = group
+    if DEVICE == "cuda":
+        function = peers.synchronised(function)
+    benchmark.pedantic(function, rounds=7, warmup_rounds=2)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("form", FORMS)
 def test_forward(benchmark, name, form):
-    benchmark.group = f"{name}, forward"
-    weights = benchmark.pedantic(FORMS[form](peers.network(name)), rounds=7, warmup_rounds=2)
-    assert all(weight.isfinite().all() for weight in weights)
+    weights = FORMS[form](peers.network(name, DEVICE))
+    assert all(weight.isfinite().all() for weight in weights())
+    bench(benchmark, f"{name}, forward", weights)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("form", ["iecl_fast", "torch's loop"])
+def test_forward_as_a_graph(benchmark, name, form):
+    bench(benchmark, f"{name}, forward", peers.captured(FORMS[form](peers.network(name, DEVICE))))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("form", ["iecl_fast", "torch's loop"])
 def test_forward_and_backward(benchmark, name, form):
-    benchmark.group = f"{name}, forward and backward"
-    model = peers.network(name)
-    benchmark.pedantic(peers.with_gradient(FORMS[form](model)), rounds=5, warmup_rounds=2)
+    function = peers.with_gradient(FORMS[form](peers.network(name, DEVICE)))
+    bench(benchmark, f"{name}, forward and backward", function)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_copy(benchmark, name):
-    """Twice the weights' bytes: what a form that reads and writes each weight once would take at the least."""
-    benchmark.group = f"{name}, forward"
-    benchmark.pedantic(peers.copy_of(peers.weight_bytes(peers.network(name))), rounds=7, warmup_rounds=2)
+    """Reads and writes each weight once: what no form can do without."""
+    bench(benchmark, f"{name}, forward", peers.copy_of(peers.weight_bytes(peers.network(name)), DEVICE))
