@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from accuracy import assert_as_accurate
 from simt_build import CSRC, build_simt_module
 
+from accuracy import assert_as_accurate
 from iecl_fast.spectral import reference
 
 HERE = Path(__file__).parent

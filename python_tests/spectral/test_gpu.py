@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from accuracy import assert_as_accurate
-from test_operators import DTYPES, by_reference, gradients_by_reference, joined, problem, spectral_norm
+from test_spectral_operators import DTYPES, by_reference, gradients_by_reference, joined, problem, spectral_norm
 
 import iecl_fast
+from accuracy import assert_as_accurate
 from iecl_fast.spectral import SpectralNormHandle
 
 pytestmark = [
