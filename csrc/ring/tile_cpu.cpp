@@ -1,11 +1,9 @@
 // Picks the tile kernels for the machine at hand, once.
-//
-// IECL_FAST_ISA = avx512, avx2 or portable asks for a lesser set than the machine has (for tests and comparisons).
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
+#include "instruction_set.h"
 #include "ring/ring.h"
 #include "ring/tile.h"
 
@@ -18,17 +16,7 @@ extern const TileKernels kAvx512Kernels;
 extern const TileKernels kAvx2Kernels;
 
 static const TileKernels& best_kernels() {
-  const char* wanted = std::getenv("IECL_FAST_ISA");
-  const auto allows = [wanted](const TileKernels& kernels) {
-    return wanted == nullptr || std::strcmp(wanted, kernels.name) == 0;
-  };
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && allows(kAvx512Kernels)) return kAvx512Kernels;
-  if (avx2 && allows(kAvx2Kernels)) return kAvx2Kernels;
-  return kPortableKernels;
+  return choose_kernels(kAvx512Kernels, kAvx2Kernels, kPortableKernels);
 }
 #else
 static const TileKernels& best_kernels() { return kPortableKernels; }

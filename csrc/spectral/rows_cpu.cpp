@@ -1,14 +1,12 @@
 // Compiles the row kernels for each instruction set and picks those for the machine at hand, once.
-//
-// IECL_FAST_ISA = avx512, avx2 or portable asks for a lesser set than the machine has (for tests and comparisons).
 
+#include "instruction_set.h"
 #include "spectral/rows.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-#include <cstdlib>
 #include <cstring>
 
 namespace iecl_fast::spectral {
@@ -67,17 +65,7 @@ inline void finish_streams() { _mm_sfence(); }
 #endif
 
 static const RowKernels& best_kernels() {
-  const char* wanted = std::getenv("IECL_FAST_ISA");
-  const auto allows = [wanted](const RowKernels& kernels) {
-    return wanted == nullptr || std::strcmp(wanted, kernels.name) == 0;
-  };
-  __builtin_cpu_init();
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (has_avx512 && allows(avx512::kernels)) return avx512::kernels;
-  if (has_avx2 && allows(avx2::kernels)) return avx2::kernels;
-  return portable::kernels;
+  return choose_kernels(avx512::kernels, avx2::kernels, portable::kernels);
 }
 
 #else

@@ -11,26 +11,7 @@ inline Floats load(const float* from) {
 inline void store(float* to, Floats vector) { __builtin_memcpy(to, &vector, sizeof vector); }
 inline Floats floats(float value) { return value - Floats{}; }
 
-// Moved into place, the exponent is too small by 112, also for subnormals; that of infinity and NaN stays largest.
-void from_float16(const uint16_t* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t magnitude = uint32_t(from[i] & 0x7fff) << 13;
-    float value;
-    __builtin_memcpy(&value, &magnitude, sizeof value);
-    value *= 0x1p112f;
-    uint32_t raw;
-    __builtin_memcpy(&raw, &value, sizeof raw);
-    raw |= uint32_t(from[i] & 0x8000) << 16 | (magnitude >= 0x0f800000 ? 0x7f800000 : 0);
-    __builtin_memcpy(to + i, &raw, sizeof raw);
-  }
-}
-
-void from_bfloat16(const uint16_t* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t raw = uint32_t(from[i]) << 16;
-    __builtin_memcpy(to + i, &raw, sizeof raw);
-  }
-}
+#include "half.h"
 
 // Rounds to nearest, ties to even. Below the normal numbers the addition of 0.5 rounds at the right bit.
 void to_float16(const float* from, int64_t count, uint16_t* to) {
