@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one run: the tests marked gpu, compute-sanitizer on the small ones, the benchmarks.
-# Leaves bench/results/<device>.json (pytest-benchmark) and bench/results/<device>.md (tables with ratios).
+# Leaves bench/results/<device>.json (every round's seconds) and bench/results/<device>.md (tables with ratios).
 #
 # Uses the iecl_fast that is installed or built in place; PYTHON names the interpreter (default: python3).
 set -euo pipefail
@@ -17,12 +17,12 @@ mkdir -p bench/results
 
 "$python" -c 'from iecl_fast.doctor import report; print(report())'
 "$python" -m pytest -q -m gpu python_tests
+small="accuracy or (same_sets and 700) or (excluded and 700)"
 for tool in memcheck racecheck; do
   if command -v compute-sanitizer > /dev/null; then
-    compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m pytest -q -m gpu -x python_tests/spectral
+    compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m pytest -q -m gpu -x -k "$small" python_tests
   else
     echo "compute-sanitizer --tool $tool: not found, left out"
   fi
 done
-"$python" -m pytest -q bench/spectral --benchmark-json="$results.json"
-"$python" -m bench.report spectral --rounds 20 | tee "$results.md"
+"$python" -m bench.report --rounds 9 --json "$results.json" | tee "$results.md"

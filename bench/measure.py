@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
+from bench.device import device_clock, peak_device_memory
 
 MIB = 2**20
 
@@ -27,9 +27,7 @@ class Measurement:
         return statistics.median(self.seconds)
 
 
-def compare(
-    functions: dict[str, Callable[[], object]], rounds: int = 9, device: str = "cpu"
-) -> dict[str, Measurement]:
+def compare(functions: dict[str, Callable[[], object]], rounds: int = 9, device: str = "cpu") -> dict[str, Measurement]:
     """Run every function `rounds` times, one after the other in each round, after a round that is not counted."""
     if device == "cuda":
         peaks = {name: peak_device_memory(function) for name, function in functions.items()}
@@ -58,24 +56,6 @@ def wall_clock(function: Callable[[], object]) -> Callable[[], float]:
     return clock
 
 
-def device_clock(function: Callable[[], object]) -> Callable[[], float]:
-    """Seconds of a call by the GPU's clock, the mean of as many calls as fill about two milliseconds."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-    def clock(repeats: int) -> float:
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(repeats):
-            function()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3 / repeats
-
-    clock(2)
-    repeats = max(1, min(100, round(2e-3 / clock(3))))
-    return lambda: clock(repeats)
-
-
 def keep_freed_memory() -> None:
     """Ask glibc to keep up to 1 GiB of what is freed.
 
@@ -83,19 +63,10 @@ def keep_freed_memory() -> None:
     every call, which for 94 MB of weights is as dear as computing them. Blocks beyond 32 MiB, such as a large N x K
     matrix, still come from the system.
     """
-    trim_threshold = -1  # M_TRIM_THRESHOLD of malloc.h
-    ctypes.CDLL("libc.so.6").mallopt(trim_threshold, 2**30)
-
-
-def peak_device_memory(function: Callable[[], object]) -> float:
-    """MiB of GPU memory that a second call needs at its peak, its result included."""
-    function()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    function()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / MIB
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(trim_threshold, 2**30)
+    libc.mallopt(mmap_threshold, 32 * MIB)  # the most it takes
 
 
 def peak_memory(function: Callable[[], object]) -> float | None:
@@ -122,18 +93,38 @@ def _status(field: str) -> float:
         return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
 
 
-def table(title: str, baseline: str, results: dict[str, Measurement]) -> str:
-    """Markdown: median milliseconds, ratio to the baseline (median of the rounds' ratios), peak memory."""
-    width = max(map(len, results))
-    lines = [
-        f"### {title}",
-        "",
-        f"| {'':<{width}} | ms | / {baseline} | peak MiB |",
-        f"|{'-' * (width + 2)}|--:|--:|--:|",
-    ]
-    for name, result in results.items():
-        pairs = zip(result.seconds, results[baseline].seconds, strict=True)
-        ratio = statistics.median(mine / other for mine, other in pairs)
-        peak = "?" if result.peak is None else f"{result.peak:.0f}"
-        lines.append(f"| {name:<{width}} | {result.median * 1e3:.1f} | {ratio:.2f} | {peak} |")
-    return "\n".join(lines) + "\n"
+@dataclass
+class Table:
+    """Several ways to do one thing, against one of them."""
+
+    title: str
+    baseline: str
+    results: dict[str, Measurement]
+
+    def ratio(self, name: str) -> float:
+        """The median of the rounds' ratios to the baseline."""
+        pairs = zip(self.results[name].seconds, self.results[self.baseline].seconds, strict=True)
+        return statistics.median(mine / other for mine, other in pairs)
+
+    def markdown(self) -> str:
+        width = max(map(len, self.results))
+        lines = [
+            f"### {self.title}",
+            "",
+            f"| {'':<{width}} | ms | / {self.baseline} | peak MiB |",
+            f"|{'-' * (width + 2)}|--:|--:|--:|",
+        ]
+        for name, result in self.results.items():
+            milliseconds = result.median * 1e3
+            time = f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.3g}"
+            peak = "?" if result.peak is None else f"{result.peak:.0f}"
+            lines.append(f"| {name:<{width}} | {time} | {self.ratio(name):.2f} | {peak} |")
+        return "\n".join(lines) + "\n"
+
+    def record(self) -> dict:
+        """What a JSON file keeps."""
+        rows = {
+            name: {"seconds": result.seconds, "peak_mib": result.peak, "ratio": self.ratio(name)}
+            for name, result in self.results.items()
+        }
+        return {"title": self.title, "baseline": self.baseline, "rows": rows}

@@ -2,11 +2,14 @@
 
 import argparse
 import importlib
+import json
 import platform
+from pathlib import Path
 
 import torch
 
 import iecl_fast  # noqa: F401  (registers the operators)
+from bench.measure import Table
 
 ROOMS = ("ring", "spectral")
 
@@ -17,15 +20,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="how often each is run (default: 9)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of PyTorch")
     parser.add_argument("--compile", action="store_true", help="also compare with torch.compile(mode='max-autotune')")
+    parser.add_argument("--json", type=Path, help="also write every round's seconds to this file")
     arguments = parser.parse_args()
 
     torch.set_num_threads(arguments.threads)
-    instruction_set = torch.ops.iecl_fast._instruction_set()
-    print(f"{platform.processor() or platform.machine()}, {instruction_set}, {arguments.threads} threads, ", end="")
-    print(f"torch {torch.__version__}. Medians of {arguments.rounds} interleaved rounds.\n")
+    if torch.cuda.is_available():
+        machine = torch.cuda.get_device_name()
+    else:
+        instruction_set = torch.ops.iecl_fast._instruction_set()
+        machine = f"{platform.processor() or platform.machine()}, {instruction_set}, {arguments.threads} threads"
+    machine += f", torch {torch.__version__}"
+    print(f"{machine}. Medians of {arguments.rounds} interleaved rounds.\n")
+    records = []
     for room in arguments.rooms:
-        for table in importlib.import_module(f"bench.{room}.report").tables(arguments.rounds, arguments.compile):
-            print(table, flush=True)
+        for part in importlib.import_module(f"bench.{room}.report").tables(arguments.rounds, arguments.compile):
+            if isinstance(part, Table):
+                records.append(part.record())
+                part = part.markdown()
+            print(part, flush=True)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"machine": machine, "tables": records}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,13 @@ TEMPERATURE = 0.07
 
 @dataclass(frozen=True)
 class Case:
-    """One shape and one ring, on "unit" rows, "constant" keys (all similarities equal) or half of them "infinite"."""
+    """One shape, ring, precision, and device, and keys on which selection is easy or hard.
+
+    data: "unit" rows; "constant" keys, which all similarities equal; "infinite", half of the keys; "near" keys, all
+    similarities of which share their leading bits; "ties", similarities of a few values.
+    precision: "float32", "tf32" (float32 tensors, multiplied as torch.set_float32_matmul_precision("high") has it) or
+    "bfloat16".
+    """
 
     n: int = 256
     k: int = 65536
@@ -23,12 +29,20 @@ class Case:
     lower: float = 90
     upper: float = 99
     data: str = "unit"
+    precision: str = "float32"
+    device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"N={self.n} K={self.k} C={self.c} {self.lower:g}..{self.upper:g} {self.data}"
+        place = "" if self.device == "cpu" else f" {self.precision}"
+        return f"N={self.n} K={self.k} C={self.c} {self.lower:g}..{self.upper:g} {self.data}{place}"
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """query (N, C), positive_key (N, C), queue (K, C)."""
+        torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+        dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        return tuple(tensor.to(self.device, dtype) for tensor in self._rows())
+
+    def _rows(self) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
         query, positive_key, queue = (
             F.normalize(torch.randn(rows, self.c, generator=generator), dim=1) for rows in (self.n, self.n, self.k)
@@ -37,6 +51,10 @@ class Case:
             queue[:] = queue[0].clone()
         elif self.data == "infinite":
             queue[torch.rand(self.k, generator=generator) < 0.5] = torch.inf
+        elif self.data == "near":
+            queue = F.normalize(queue[:1] + 1e-3 * queue, dim=1)
+        elif self.data == "ties":
+            query, queue = (4 * query).round(), (4 * queue).round()
         return query, positive_key, queue
 
 
@@ -99,9 +117,7 @@ def with_gradient(loss: Callable, case: Case) -> Callable[[], Tensor]:
     query.requires_grad_()
 
     def run() -> Tensor:
-        query.grad = None
-        loss(query, positive_key, queue, case.lower, case.upper).backward()
-        return query.grad
+        return torch.autograd.grad(loss(query, positive_key, queue, case.lower, case.upper), query)[0]
 
     return run
 

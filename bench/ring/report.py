@@ -1,38 +1,44 @@
-"""The comparison tables of Ring."""
+"""The comparison tables of Ring: of the GPU where there is one, else of the CPU."""
 
-from bench.measure import compare, table
-from bench.ring import peers
+import torch
+
+from bench.measure import Table, compare
+from bench.ring import gpu, peers
 from bench.ring.peers import Case
 
 
 def tables(rounds: int, compile_peers: bool):
-    """Yields Markdown, table by table."""
+    """Yields tables and remarks in Markdown."""
+    return (gpu.tables if torch.cuda.is_available() else cpu_tables)(rounds, compile_peers)
+
+
+def cpu_tables(rounds: int, compile_peers: bool):
     for case in (Case(), Case(lower=50, upper=90), Case(lower=0, upper=90)):
-        yield table(f"{case}, forward + backward", "matmul", compare(_losses(case, compile_peers), rounds))
+        yield Table(f"{case}, forward + backward", "matmul", compare(_losses(case, compile_peers), rounds))
     everything = Case(lower=0, upper=100)
     functions = {
         "matmul": peers.matmul(everything),
         "ring_info_nce": peers.with_gradient(peers.ring, everything),
         "plain MoCo": peers.with_gradient(peers.plain_moco, everything),
     }
-    yield table(f"{everything}, forward + backward", "matmul", compare(functions, rounds))
+    yield Table(f"{everything}, forward + backward", "matmul", compare(functions, rounds))
 
     case = Case()
     adversarial = {data: peers.with_gradient(peers.ring, Case(data=data)) for data in ("unit", "constant", "infinite")}
-    yield table(f"ring_info_nce, {case}, other data", "unit", compare(adversarial, rounds))
+    yield Table(f"ring_info_nce, {case}, other data", "unit", compare(adversarial, rounds))
     samples = {
         "matmul": peers.matmul(case),
         "ring_sample": peers.sample(case),
         "ring_sample 0..100": peers.sample(everything),
     }
-    yield table(f"{case}, forward", "matmul", compare(samples, rounds))
+    yield Table(f"{case}, forward", "matmul", compare(samples, rounds))
 
     large = Case(k=1_000_000)
     functions = {
         "ring_info_nce": peers.with_gradient(peers.ring, large),
         "topk": peers.with_gradient(peers.topk, large),
     }
-    yield table(f"{large}, forward + backward", "topk", compare(functions, min(rounds, 3)))
+    yield Table(f"{large}, forward + backward", "topk", compare(functions, min(rounds, 3)))
 
 
 def _losses(case: Case, compile_peers: bool):

@@ -97,31 +97,6 @@ def with_gradient(weights: Callable[[], list[Tensor]]) -> Callable[[], None]:
     return run
 
 
-def captured(function: Callable[[], list[Tensor]]) -> Callable[[], None]:
-    """The same as a CUDA graph."""
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = function()
-
-    def replay(kept=kept) -> None:
-        graph.replay()
-
-    return replay
-
-
-def synchronised(function: Callable[[], object]) -> Callable[[], None]:
-    def run() -> None:
-        function()
-        torch.cuda.synchronize()
-
-    return run
-
-
 def _without_gradient(function: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
     run = torch.no_grad()(function)
     run.with_graph = function

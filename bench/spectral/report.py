@@ -2,14 +2,15 @@
 
 import torch
 
-from bench.measure import compare, table
+from bench.device import captured
+from bench.measure import Table, compare
 from bench.spectral import peers
 
 LARGE = 2**28  # bytes of a copy that no cache holds
 
 
 def tables(rounds: int, compile_peers: bool):
-    """Yields Markdown, table by table."""
+    """Yields tables and remarks in Markdown."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for name in ("resnet18", "resnet50"):
         model = peers.network(name, device)
@@ -26,12 +27,12 @@ def tables(rounds: int, compile_peers: bool):
         forward["large copy"] = peers.copy_of(LARGE, device)
         if device == "cuda":
             for key in ("torch's loop", "iecl_fast"):
-                forward[f"{key}, CUDA graph"] = peers.captured(forward[key])
+                forward[f"{key}, CUDA graph"] = captured(forward[key])
         results = compare(forward, rounds, device)
         title = f"{name}, {layers} convolutions, {size / 1e6:.0f} MB, {device}"
-        yield table(f"{title}, forward", "torch's loop", results)
+        yield Table(f"{title}, forward", "torch's loop", results)
         yield bandwidth(results, size)
-        yield table(f"{title}, forward + backward", "torch's loop", compare(forward_and_backward, rounds, device))
+        yield Table(f"{title}, forward + backward", "torch's loop", compare(forward_and_backward, rounds, device))
 
 
 def bandwidth(results, size: int) -> str:

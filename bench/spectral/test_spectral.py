@@ -6,6 +6,7 @@ On the GPU where there is one.
 import pytest
 import torch
 
+from bench.device import captured, synchronised
 from bench.spectral import peers
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -16,7 +17,7 @@ NETWORKS = ["resnet18", "resnet50"]
 def bench(benchmark, group, function):
     benchmark.group = group
     if DEVICE == "cuda":
-        function = peers.synchronised(function)
+        function = synchronised(function)
     benchmark.pedantic(function, rounds=7, warmup_rounds=2)
 
 
@@ -32,7 +33,7 @@ def test_forward(benchmark, name, form):
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("form", ["iecl_fast", "torch's loop"])
 def test_forward_as_a_graph(benchmark, name, form):
-    bench(benchmark, f"{name}, forward", peers.captured(FORMS[form](peers.network(name, DEVICE))))
+    bench(benchmark, f"{name}, forward", captured(FORMS[form](peers.network(name, DEVICE))))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
