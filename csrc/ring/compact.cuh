@@ -119,8 +119,7 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(const Similarities si
       if (results.indices != nullptr) results.indices[to] = tile_indices[slot];
       if (results.short_indices != nullptr) results.short_indices[to] = tile_indices[slot];
     }
-    written += earlier;
-    __syncthreads();
+    written += earlier;  // the next tile's sums wait until all of this one is read
   }
 }
 

@@ -27,6 +27,7 @@ constexpr int kBins = 2048;
 constexpr int kCopies = 4;  // of each counter
 constexpr int kDigitBits = 10;
 constexpr int kDigits = 1 << kDigitBits;  // one half of the bins for each rank
+constexpr int kMaxPasses = 8;  // 32 bits of a key and of an index are 4 digits each
 constexpr int kSampled = kThreads;
 
 constexpr int kBelowRange = 0, kFirstBin = 1, kLastBin = kBins - 4, kInfinity = kBins - 2, kNotANumber = kBins - 1;
@@ -124,7 +125,7 @@ __device__ __forceinline__ void find_bins(Workspace& shared, const uint32_t (&co
 }
 
 __device__ __forceinline__ void find_bins(Workspace& shared, const uint32_t (&wanted)[2], Found (&found)[2]) {
-  __syncthreads();  // the last counts
+  __syncthreads();
   uint32_t counts[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -253,7 +254,7 @@ __device__ __forceinline__ uint32_t remaining(const Target (&targets)[2], bool s
 template <class Source>
 __device__ __forceinline__ void narrow(Workspace& shared, const Source& source, Target (&targets)[2]) {
   const auto several = [](const Target& target) { return target.count > 1 && target.width() > 0; };
-  while (several(targets[0]) || several(targets[1])) {
+  for (int pass = 0; pass < kMaxPasses && (several(targets[0]) || several(targets[1])); ++pass) {
     const bool same = targets[0] == targets[1];
     const auto which = [&](auto value, int element, const auto& index) {
       return target_of(source, targets, same, value, element, index);

@@ -58,15 +58,11 @@ struct Poisoned {
 
 }  // namespace
 
-#if defined(IECL_MUTANTS)
-int mutant = -1;
-#endif
+int mutant = -1;  // which mistake the kernels make, if they were compiled with mistakes
 
-PYBIND11_MODULE(simt_ring, module) {
+PYBIND11_MODULE(SIMT_RING, module) {
   simt::bind(module);
-#if defined(IECL_MUTANTS)
   module.def("set_mutant", [](int number) { mutant = number; });
-#endif
   module.def("splits_of", &splits_of);
   module.def("select", [](Array storage, Layout layout, std::vector<int64_t> ranks, Optional exclude, int64_t splits,
                           Array thresholds, Array ties) {

@@ -62,17 +62,17 @@ def make_similarities(kind: str, n: int, k: int) -> Tensor:
     return unit
 
 
-def layouts(similarities: Tensor) -> dict[str, Tensor]:
+def layouts(matrix: Tensor) -> dict[str, Tensor]:
     """The same matrix in other memory layouts."""
-    n, k = similarities.shape
-    shifted = torch.full((n, k + 3), torch.nan)
-    shifted[:, 1 : k + 1] = similarities
-    sparse = torch.full((n, 2 * k), torch.nan)
-    sparse[:, ::2] = similarities
+    n, k = matrix.shape
+    shifted = torch.full((n, k + 3), torch.nan, dtype=matrix.dtype)
+    shifted[:, 1 : k + 1] = matrix
+    sparse = torch.full((n, 2 * k), torch.nan, dtype=matrix.dtype)
+    sparse[:, ::2] = matrix
     return {
-        "contiguous": similarities,
+        "contiguous": matrix,
         "not aligned": shifted[:, 1 : k + 1],
-        "transposed": similarities.T.contiguous().T,
+        "transposed": matrix.T.contiguous().T,
         "key stride": sparse[:, ::2],
     }
 

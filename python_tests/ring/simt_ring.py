@@ -24,9 +24,15 @@ _ring_sample_keys_gradient_cuda(Tensor gradient, Tensor indices, Tensor query, i
 """
 
 
+def build(name: str, **changes):
+    return build_simt_module(
+        name, HERE / "kernels.cpp", HERE / "bindings.cpp", options=(f"-DSIMT_RING={name}",), **changes
+    )
+
+
 @cache
 def module():
-    return build_simt_module("simt_ring", HERE / "kernels.cpp", HERE / "bindings.cpp")
+    return build("simt_ring")
 
 
 class Kernels:
