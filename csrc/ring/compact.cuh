@@ -15,8 +15,7 @@
 
 namespace iecl_fast::ring::gpu {
 
-constexpr int kTileVectors = 2;  // of each thread
-constexpr int kTile = 4 * kTileVectors * kThreads;
+constexpr int kTile = 4 * kBatch * kThreads;
 
 // What a block works on: a row, or a split of one.
 struct Piece {
@@ -49,16 +48,9 @@ __global__ void __launch_bounds__(kThreads) count_members_kernel(const Similarit
   const Ring ring(boundaries, exclude, piece.row);
   const Vectors vectors = piece.vectors(similarities);
   uint32_t count = 0;
-  for (uint32_t begin = threadIdx.x; begin < vectors.count(); begin += kThreads * kBatch) {
-    float values[kBatch][4];
-    int masks[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) masks[i] = vectors.load(begin + i * kThreads, values[i]);
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      count += __popc(members_of(ring, values[i], masks[i], vectors.index(begin + i * kThreads)));
-    }
-  }
+  vectors.visit([&](const float(&values)[4], int mask, uint32_t index) {
+    count += __popc(members_of(ring, values, mask, index));
+  });
   uint32_t total;
   sum_before(count, of_warps, total);
   if (threadIdx.x == 0) counts[blockIdx.x] = total;
@@ -85,30 +77,34 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(const Similarities si
   int64_t written = 0;
   for (int64_t split = 0; split < piece.split; ++split) written += counts[piece.row * splits + split];
 
-  for (uint32_t tile = 0; tile < vectors.count(); tile += kThreads * kTileVectors) {
-    float values[kTileVectors][4];
-    int members[kTileVectors];
+  for (uint32_t tile = threadIdx.x; 4 * (tile - threadIdx.x) < vectors.end; tile += kThreads * kBatch) {
+    float values[kBatch][4];
+    int members[kBatch];
     uint32_t own = 0;  // 16 bits for each vector
+    const bool whole = vectors.whole(tile, kBatch);
 #pragma unroll
-    for (int i = 0; i < kTileVectors; ++i) members[i] = vectors.load(tile + i * kThreads + threadIdx.x, values[i]);
+    for (int i = 0; i < kBatch; ++i) {
+      members[i] = 15;
+      if (whole) vectors.load_whole(tile + i * kThreads, values[i]);
+      if (!whole) members[i] = vectors.load(tile + i * kThreads, values[i]);
+    }
 #pragma unroll
-    for (int i = 0; i < kTileVectors; ++i) {
-      const uint32_t index = vectors.index(tile + i * kThreads + threadIdx.x);
-      members[i] = members_of(ring, values[i], members[i], index);
+    for (int i = 0; i < kBatch; ++i) {
+      members[i] = members_of(ring, values[i], members[i], vectors.index(tile + i * kThreads));
       own |= uint32_t(__popc(members[i])) << 16 * i;
     }
     uint32_t totals;
     const uint32_t before = sum_before(own, of_warps, totals);
     uint32_t earlier = 0;  // members of the vectors of a lower i, which come first
 #pragma unroll
-    for (int i = 0; i < kTileVectors; ++i) {
+    for (int i = 0; i < kBatch; ++i) {
       uint32_t slot = earlier + (before >> 16 * i & 0xffff);
       earlier += totals >> 16 * i & 0xffff;
 #pragma unroll
       for (int element = 0; element < 4; ++element) {
         if (!(members[i] >> element & 1)) continue;
         tile_values[slot] = values[i][element];
-        tile_indices[slot++] = vectors.index(tile + i * kThreads + threadIdx.x) + element;
+        tile_indices[slot++] = vectors.index(tile + i * kThreads) + element;
       }
     }
     __syncthreads();

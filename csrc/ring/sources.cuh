@@ -9,7 +9,7 @@
 
 namespace iecl_fast::ring::gpu {
 
-constexpr int kBatch = 4;              // vectors that a thread loads before it uses the first
+constexpr int kBatch = 2;              // vectors that a thread loads before it uses the first
 constexpr uint32_t kMaxCollected = 1024;  // candidates in shared memory
 
 __device__ __forceinline__ int32_t order_key(int32_t key) { return key; }
@@ -29,17 +29,19 @@ struct Vectors {
     data = begin - lead;
     end = end_index - first + lead;
   }
-  __device__ __forceinline__ uint32_t count() const { return (end + 3) / 4; }
   __device__ __forceinline__ uint32_t index(uint32_t vector) const { return first - lead + 4 * vector; }
 
+  // Whether a thread's vectors first, first + kThreads, ... lie side by side in memory, all elements in the piece.
+  __device__ __forceinline__ bool whole(uint32_t first, int vectors) const {
+    return stride == 1 && 4 * first >= lead && 4 * (first + (vectors - 1) * kThreads) + 4 <= end;
+  }
+  __device__ __forceinline__ void load_whole(uint32_t vector, float (&values)[4]) const {
+    const float4 loaded = reinterpret_cast<const float4*>(data)[vector];
+    values[0] = loaded.x, values[1] = loaded.y, values[2] = loaded.z, values[3] = loaded.w;
+  }
   // Returns the mask of the elements that belong to the piece.
   __device__ __forceinline__ int load(uint32_t vector, float (&values)[4]) const {
     const uint32_t at = 4 * vector;
-    if (stride == 1 && at >= lead && at + 4 <= end) {
-      const float4 loaded = *reinterpret_cast<const float4*>(data + at);
-      values[0] = loaded.x, values[1] = loaded.y, values[2] = loaded.z, values[3] = loaded.w;
-      return 15;
-    }
     int mask = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -51,10 +53,29 @@ struct Vectors {
     }
     return mask;
   }
+
+  // Calls function(values, mask, index of the first) for every vector. Whole ones are loaded several ahead.
+  template <class Visit>
+  __device__ __forceinline__ void visit(const Visit& function) const {
+    for (uint32_t begin = threadIdx.x; 4 * begin < end; begin += kThreads * kBatch) {
+      float values[kBatch][4];
+      if (whole(begin, kBatch)) {
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) load_whole(begin + i * kThreads, values[i]);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) function(values[i], 15, index(begin + i * kThreads));
+        continue;
+      }
+#pragma unroll 1
+      for (uint32_t vector = begin; vector < begin + kBatch * kThreads && 4 * vector < end; vector += kThreads) {
+        const int mask = load(vector, values[0]);
+        function(values[0], mask, index(vector));
+      }
+    }
+  }
 };
 
 struct RowSource {
-  static constexpr bool kInSharedMemory = false;
   const float* row;
   int64_t stride;
   uint32_t size;
@@ -62,22 +83,9 @@ struct RowSource {
 
   template <class Visit>
   __device__ __forceinline__ void visit(uint32_t first, uint32_t last, const Visit& function) const {
-    const Vectors vectors(row, stride, first, last + 1);
-    const uint32_t count = vectors.count();
-    for (uint32_t begin = threadIdx.x; begin < count; begin += kThreads * kBatch) {
-      float values[kBatch][4];
-      int masks[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const uint32_t vector = begin + i * kThreads;
-        masks[i] = vector < count ? vectors.load(vector, values[i]) : 0;
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const uint32_t index = vectors.index(begin + i * kThreads);
-        if (masks[i] != 0) function(values[i], masks[i], [=](int element) { return index + element; });
-      }
-    }
+    Vectors(row, stride, first, last + 1).visit([&](const float(&values)[4], int mask, uint32_t at) {
+      function(values, mask, [=](int element) { return at + element; });
+    });
   }
   template <class Index>
   __device__ __forceinline__ bool excludes(int element, const Index& index) const {
@@ -88,7 +96,6 @@ struct RowSource {
 
 // Warps take turns at pieces of 128 keys, the first of every segment, then the second, ...
 struct SegmentSource {
-  static constexpr bool kInSharedMemory = false;
   const int32_t* keys;
   const int32_t* indices;
   const int32_t* counts;
@@ -135,7 +142,6 @@ struct SegmentSource {
 };
 
 struct SharedSource {
-  static constexpr bool kInSharedMemory = true;
   const int32_t* keys;
   const uint32_t* indices;
   uint32_t size;

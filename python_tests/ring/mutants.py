@@ -62,8 +62,8 @@ def keys_gradient(kernels: Kernels) -> None:
     checks.check_keys_gradient(kernels, torch.float32, 600, 40, True)
 
 
-ORDER, SOURCES, SELECT, COMPACT, GRADIENT = (
-    f"{stem}.cuh" for stem in ("order", "sources", "select", "compact", "gradient")
+ORDER, SOURCES, LADDER, SELECT, COMPACT, GRADIENT = (
+    f"{stem}.cuh" for stem in ("order", "sources", "ladder", "select", "compact", "gradient")
 )
 MUTANTS = (
     Mutant("NaN by its bits", ORDER, "similarity != similarity", "false", select("nan")),
@@ -84,8 +84,8 @@ MUTANTS = (
     Mutant(
         "ties in descending index",
         SOURCES,
-        "index + element",
-        "masks[i] == 15 ? index + 3 - element : index + element",
+        "at + element",
+        "mask == 15 ? at + 3 - element : at + element",
         select("ties", 3000),
     ),
     Mutant(
@@ -98,7 +98,15 @@ MUTANTS = (
         "int64_t(counts[segment])",
         checks.check_bad_candidates,
     ),
-    Mutant("elements before the piece", SOURCES, "at >= lead && at + 4 <= end", "at + 4 <= end", compact("unit"), 3),
+    Mutant("elements before the piece", SOURCES, "at + i >= lead && at + i < end", "at + i < end", compact("unit"), 3),
+    Mutant("vectors before the piece", SOURCES, "4 * first >= lead", "true", compact("unit")),
+    Mutant(
+        "vectors beyond the piece",
+        SOURCES,
+        "4 * (first + (vectors - 1) * kThreads) + 4 <= end",
+        "4 * (first + (vectors - 1) * kThreads) < end",
+        compact("unit", 3001),
+    ),
     Mutant(
         "32-bit offset of a row",
         SELECT,
@@ -111,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "rank too high",
-        SELECT,
+        LADDER,
         "found[t].rank",
         "found[t].rank + (found[t].rank + 1 < found[t].count)",
         select("ties"),
@@ -124,11 +132,11 @@ MUTANTS = (
         "value > 0.0f ? kBelowRange : value < 0.0f ? kInfinity : kNotANumber",
         select("few infinite"),
     ),
-    Mutant("four equal ones count three", SELECT, "4u", "3u", select("constant"), before="bins[0]), "),
-    Mutant("old counts", SELECT, "make_uint4(0, 0, 0, 0)", "vectors[i]", select("unit")),
+    Mutant("four equal ones count three", LADDER, "4u", "3u", select("constant"), before="bins[0], origin), "),
+    Mutant("old counts", LADDER, "make_uint4(0, 0, 0, 0)", "vectors[i]", select("unit")),
     Mutant(
         "no barrier after clearing the counts",
-        SELECT,
+        LADDER,
         "__syncthreads();",
         "",
         select("unit"),
@@ -136,7 +144,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier before the counts are read",
-        SELECT,
+        LADDER,
         "__syncthreads();",
         "",
         select("unit"),
@@ -152,26 +160,26 @@ MUTANTS = (
     Mutant(
         "excluded key collected",
         SELECT,
-        "target >= 0 && source.excludes(element, index)",
+        "of[i] >= 0 && source.excludes(i, index)",
         "false",
         select("constant", 700),
-        before="bin == second ? 1 : -1;\n    return ",
+        before="== second ? 1 : -1;\n      if (",
     ),
     Mutant(
         "ranks in one bin as if in two",
-        SELECT,
+        LADDER,
         "same ? targets[1].rank : targets[0].count + targets[1].rank",
         "targets[0].count + targets[1].rank",
         select("constant"),
     ),
     Mutant(
         "digits that overlap",
-        SELECT,
+        LADDER,
         "32 - __clz(int(width())) - kDigitBits",
         "31 - __clz(int(width())) - kDigitBits",
         select("unit"),
     ),
-    Mutant("a digit's end too low", SELECT, "(1u << shifts[t]) - 1", "(1u << shifts[t]) / 2", select("constant")),
+    Mutant("a digit's end too low", LADDER, "(1u << shifts[t]) - 1", "(1u << shifts[t]) / 2", select("constant")),
     Mutant("segments overflow", SELECT, "longest > kMaxCollected", "false", select("constant"), 2),
     Mutant(
         "ranks among the candidates of two bins",

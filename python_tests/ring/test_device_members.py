@@ -23,7 +23,7 @@ def test_compact(simt, kind, splits):
 @pytest.mark.parametrize("layout", ["not aligned", "transposed", "key stride"])
 def test_compact_layouts(simt, layout):
     for splits in (1, 2):
-        device_checks.check_compact(Kernels(simt, splits), "ties", 1030, layout)
+        device_checks.check_compact(Kernels(simt, splits), "ties", 4613, layout)
 
 
 @pytest.mark.parametrize("k", [1, 2, 9, 127, 4096, 4097])

@@ -25,15 +25,14 @@ def test_select(simt, kind, splits):
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("layout", ["not aligned", "transposed", "key stride"])
 def test_layouts(simt, layout, splits):
-    device_checks.check_select(Kernels(simt, splits), "ties", 1029, layout)
-    device_checks.check_select(Kernels(simt, splits), "unit", 1029, layout)
+    device_checks.check_select(Kernels(simt, splits), "ties", 4613, layout)
+    device_checks.check_select(Kernels(simt, splits), "unit", 4613, layout)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5, 31, 129, 513])
+@pytest.mark.parametrize("k", [1, 2, 3, 31, 129, 4103])
 def test_sizes(simt, k):
     for splits in (1, 4):
         device_checks.check_select(Kernels(simt, splits), "ties", k)
-        device_checks.check_select(Kernels(simt, splits), "nan", k)
 
 
 values = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1.5, 3e38, -3e38, 1e-45, -1e-45, float("inf"), -float("inf")])
