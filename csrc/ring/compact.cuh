@@ -33,12 +33,46 @@ struct Piece {
   }
 };
 
-__device__ __forceinline__ int members_of(const Ring& ring, const float (&values)[4], int mask, uint32_t index) {
-  int members = 0;
+// The places between which a row's members lie: lower <= place(key, index) < upper.
+struct Ring {
+  int64_t lower, upper;
+  float low, high;    // the boundaries' similarities, NaN as infinity
+  uint32_t excluded;  // index of the key that is no candidate, or kNoKey
+
+  __device__ __forceinline__ Ring(const Boundaries& boundaries, const int64_t* exclude, int64_t row)
+      : lower(boundary(boundaries, 2 * row)), upper(boundary(boundaries, 2 * row + 1)),
+        low(similarity(boundaries.thresholds[2 * row])), high(similarity(boundaries.thresholds[2 * row + 1])),
+        excluded(excluded_key(exclude, row)) {}
+
+  // The mask of those among four keys, index the first one's, of which `mask` says that they are there.
+  __device__ __forceinline__ int members(const float (&values)[4], int mask, uint32_t index) const {
+    int members = 0, others = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) members |= int(ring.contains(values[i], index + i)) << i;
-  return members & mask;
-}
+    for (int i = 0; i < 4; ++i) {
+      members |= int(low < values[i] && values[i] < high) << i;
+      others |= int(values[i] < low || high < values[i]) << i;
+    }
+    if ((members | others) != 15) {  // equal to a boundary, or NaN
+      members = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t at = place(order_key(values[i]), index + i);
+        members |= int(lower <= at && at < upper) << i;
+      }
+    }
+    if (excluded - index < 4) members &= ~(1 << (excluded - index));
+    return members & mask;
+  }
+
+ private:
+  static __device__ __forceinline__ int64_t boundary(const Boundaries& boundaries, int64_t i) {
+    return place(boundaries.thresholds[i], uint32_t(min(boundaries.ties[i], int64_t(kNoKey))));
+  }
+  static __device__ __forceinline__ float similarity(int32_t key) {
+    const float value = __int_as_float(key ^ ((key >> 31) & 0x7fffffff));
+    return value == value ? value : key < 0 ? -INFINITY : INFINITY;
+  }
+};
 
 __global__ void __launch_bounds__(kThreads) count_members_kernel(const Similarities similarities,
                                                                  const Boundaries boundaries, const int64_t* exclude,
@@ -49,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) count_members_kernel(const Similarit
   const Vectors vectors = piece.vectors(similarities);
   uint32_t count = 0;
   vectors.visit([&](const float(&values)[4], int mask, uint32_t index) {
-    count += __popc(members_of(ring, values, mask, index));
+    count += __popc(ring.members(values, mask, index));
   });
   uint32_t total;
   sum_before(count, of_warps, total);
@@ -90,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(const Similarities si
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      members[i] = members_of(ring, values[i], members[i], vectors.index(tile + i * kThreads));
+      members[i] = ring.members(values[i], members[i], vectors.index(tile + i * kThreads));
       own |= uint32_t(__popc(members[i])) << 16 * i;
     }
     uint32_t totals;
@@ -126,7 +160,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const Similarities simil
                                                         int64_t* indices) {
   const int64_t draw = int64_t(blockIdx.x) * kThreads + threadIdx.x, row = draw / samples;
   if (row >= similarities.rows) return;
-  const bool rest = Ring::excluded_key(exclude, row) != kNoKey;
+  const bool rest = excluded_key(exclude, row) != kNoKey;
   const int64_t size = rest ? ranks.rest[1] - ranks.rest[0] : ranks.all[1] - ranks.all[0];
   const int64_t member = max(min(int64_t(uniform[draw] * double(size)), size - 1), int64_t(0));
   const uint32_t index = members[row * width + member];

@@ -29,29 +29,10 @@ __device__ __forceinline__ int64_t place(int32_t key, uint32_t index) {
   return int64_t(uint64_t(uint32_t(key)) << 32 | index);
 }
 
-// The places between which a row's members lie: lower <= place(key, index) < upper.
-struct Ring {
-  int64_t lower, upper;
-  uint32_t excluded;  // index of the key that is no candidate, or kNoKey
-
-  __device__ __forceinline__ Ring(const Boundaries& boundaries, const int64_t* exclude, int64_t row)
-      : lower(boundary(boundaries, 2 * row)), upper(boundary(boundaries, 2 * row + 1)),
-        excluded(excluded_key(exclude, row)) {}
-
-  __device__ __forceinline__ bool contains(float similarity, uint32_t index) const {
-    const int64_t at = place(order_key(similarity), index);
-    return lower <= at && at < upper && index != excluded;
-  }
-
-  static __device__ __forceinline__ uint32_t excluded_key(const int64_t* exclude, int64_t row) {
-    return exclude != nullptr && exclude[row] >= 0 ? uint32_t(exclude[row]) : kNoKey;
-  }
-
- private:
-  static __device__ __forceinline__ int64_t boundary(const Boundaries& boundaries, int64_t i) {
-    return place(boundaries.thresholds[i], uint32_t(min(boundaries.ties[i], int64_t(kNoKey))));
-  }
-};
+// The key that is no candidate for a row, or kNoKey.
+__device__ __forceinline__ uint32_t excluded_key(const int64_t* exclude, int64_t row) {
+  return exclude != nullptr && exclude[row] >= 0 ? uint32_t(exclude[row]) : kNoKey;
+}
 
 // The sum of `value` over the threads before this one. `of_warps` holds kWarps values; a barrier has to follow before
 // it is used again. `total` becomes the sum over all threads.

@@ -102,9 +102,14 @@ struct InBins {
                                             int (&of)[4]) const {
     uint32_t bins[4];
     scale.bins(values, bins);
+    int hits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) hits |= (bins[i] == first || bins[i] == second) << i;
+    mask &= hits;
+    if (mask == 0) return 0;  // as nearly always
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      of[i] = !(mask >> i & 1) ? -1 : bins[i] == first ? 0 : bins[i] == second ? 1 : -1;
+      of[i] = !(mask >> i & 1) ? -1 : bins[i] == first ? 0 : 1;
       if (of[i] >= 0 && source.excludes(i, index)) of[i] = -1;
       if (of[i] < 0) mask &= ~(1 << i);
     }
@@ -170,7 +175,7 @@ __device__ __forceinline__ void write_boundaries(const Workspace& shared, const 
 
 __device__ __forceinline__ RowSource source_of(const Similarities& similarities, const int64_t* exclude, int64_t row) {
   return {similarities.data + row * similarities.row_stride, similarities.key_stride, uint32_t(similarities.keys),
-          Ring::excluded_key(exclude, row)};
+          excluded_key(exclude, row)};
 }
 
 // ---- a block for each row ------------------------------------------------------------------------------------------

@@ -68,10 +68,12 @@ ORDER, SOURCES, LADDER, SELECT, COMPACT, GRADIENT = (
 MUTANTS = (
     Mutant("NaN by its bits", ORDER, "similarity != similarity", "false", select("nan")),
     Mutant("-0 below 0", ORDER, "similarity + 0.0f", "similarity", select("signed zeros")),
-    Mutant("first member left out", ORDER, "lower <= at", "lower < at", compact("ties")),
-    Mutant("one member too many", ORDER, "at < upper", "at <= upper", compact("unit")),
+    Mutant("first member left out", COMPACT, "lower <= at", "lower < at", compact("ties")),
+    Mutant("one member too many", COMPACT, "at < upper", "at <= upper", compact("unit")),
     Mutant("ties by chance", ORDER, "index", "0u", compact("ties"), before="<< 32 | "),
-    Mutant("excluded key kept", ORDER, "index != excluded", "true", compact("unit")),
+    Mutant("excluded key kept", COMPACT, "excluded - index < 4", "false", compact("unit")),
+    Mutant("ties as members", COMPACT, "low < values[i] && values[i] < high", "low <= values[i]", compact("unit")),
+    Mutant("ties by value alone", COMPACT, "(members | others) != 15", "false", compact("ties")),
     Mutant("sum includes the own value", ORDER, "before + sum - value", "before + sum", compact("unit")),
     Mutant(
         "no barrier before the sums of warps are read",
@@ -163,7 +165,7 @@ MUTANTS = (
         "of[i] >= 0 && source.excludes(i, index)",
         "false",
         select("constant", 700),
-        before="== second ? 1 : -1;\n      if (",
+        before="== first ? 0 : 1;\n      if (",
     ),
     Mutant(
         "ranks in one bin as if in two",
