@@ -12,9 +12,8 @@
 // shared memory takes, the second pass finds their lowest and highest key only, and the ladder climbs on the row itself
 // until the rest fits: at most 4 passes for keys and 4 for indices, 2 more in all where one value is the rule.
 //
-// Bytes: 2 * 4 N K, of which the second pass finds what fits in L2; operations: 11 and 10 per similarity. Floor, DRAM:
-// 4 N K over the bandwidth. In shared memory one atomic per similarity, on one of 4 copies of its counter by lane, one for
-// 4 similarities where those are in one bin: with all similarities equal no more than 8 of a warp's lanes wait for each other.
+// Bytes: 2 * 4 N K, of which the second pass finds in L2 what fits there. Operations: about 12 and 11 instructions per
+// similarity, and an atomic in shared memory. Floor: 4 N K over the bandwidth.
 //
 // Atomics count, and append to what is unordered; the result does not depend on the order.
 #pragma once
@@ -54,9 +53,13 @@ struct Scale {
   }
 };
 
-// The range of the finite ones among kSampled keys spread over the row.
-__device__ __forceinline__ Scale sample_scale(Workspace& shared, const RowSource& source) {
-  const float value = source.value(uint32_t(uint64_t(threadIdx.x) * source.size / kSampled));
+// A thread's one of kSampled keys spread over the row.
+__device__ __forceinline__ float sample(const RowSource& source) {
+  return source.value(uint32_t(uint64_t(threadIdx.x) * source.size / kSampled));
+}
+
+// The range of the finite ones among the sampled values.
+__device__ __forceinline__ Scale scale_of(Workspace& shared, float value) {
   const bool finite = fabsf(value) < INFINITY;
   float low = finite ? value : INFINITY, high = finite ? value : -INFINITY;
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -133,8 +136,9 @@ __device__ __forceinline__ void select_in_bins(Workspace& shared, const RowSourc
 }
 
 __device__ __forceinline__ void select_in_row(Workspace& shared, const RowSource& source, const uint32_t (&wanted)[2]) {
+  const float sampled = sample(source);  // on its way while the counts are cleared
   clear(shared.histogram);
-  const Scale scale = sample_scale(shared, source);
+  const Scale scale = scale_of(shared, sampled);
   count_bins(shared, source, scale, 0, source.size - 1);
   Found found[2];
   find_bins(shared, wanted, found);
@@ -209,7 +213,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const Similarities si
   __shared__ Workspace shared;
   const int64_t row = blockIdx.x;
   for (int bin = threadIdx.x; bin < kBins; bin += kThreads) splits.histogram[row * kBins + bin] = 0;
-  const Scale scale = sample_scale(shared, source_of(similarities, nullptr, row));
+  const Scale scale = scale_of(shared, sample(source_of(similarities, nullptr, row)));
   if (threadIdx.x == 0) splits.scales[row] = scale;
 }
 
