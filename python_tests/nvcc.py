@@ -35,13 +35,18 @@ def _architectures() -> list[int]:
     return [number for number in wanted if number in known]
 
 
+def _files(source: Path) -> set[Path]:
+    """A source, and what it includes of csrc."""
+    names = re.findall(r'^#include "(.+)"$', source.read_text(), re.MULTILINE)
+    return {source}.union(*(_files(CSRC / name) for name in names))
+
+
 def _report(source: Path) -> str:
-    """What ptxas says of a source of csrc; kept as long as nothing in csrc changes."""
+    """What ptxas says of a source of csrc; kept as long as its contents are the same."""
     options = ["-std=c++20", "-O3", f"-I{CSRC}", "--threads=2", "--resource-usage"]
     options += [f"-gencode=arch=compute_{number},code=sm_{number}" for number in _architectures()]
     version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
-    includes = [source, *(CSRC / source.parent.name).glob("*.cuh"), *CSRC.rglob("*.h")]
-    contents = b"\0".join(path.read_bytes() for path in sorted(includes))
+    contents = b"\0".join(path.read_bytes() for path in sorted(_files(source)))
     digest = hashlib.sha256(repr((options, version)).encode() + contents).hexdigest()[:16]
     folder = ROOT / "build" / "nvcc"
     report = folder / f"{source.stem}-{digest}.txt"

@@ -103,8 +103,7 @@ struct Results {
 __global__ void __launch_bounds__(kThreads) compact_kernel(const Similarities similarities, const Boundaries boundaries,
                                                            const int64_t* exclude, int64_t splits,
                                                            const uint32_t* counts, const Results results) {
-  __shared__ float tile_values[kTile];
-  __shared__ uint32_t tile_indices[kTile];
+  __shared__ uint2 tile_members[kTile];  // bits of the value, index
   __shared__ uint32_t of_warps[kWarps];
   const Piece piece(similarities, splits);
   const Ring ring(boundaries, exclude, piece.row);
@@ -133,22 +132,23 @@ __global__ void __launch_bounds__(kThreads) compact_kernel(const Similarities si
     uint32_t earlier = 0;  // members of the vectors of a lower i, which come first
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
+      const uint32_t index = vectors.index(tile + i * kThreads);
       uint32_t slot = earlier + (before >> 16 * i & 0xffff);
       earlier += totals >> 16 * i & 0xffff;
 #pragma unroll
       for (int element = 0; element < 4; ++element) {
         if (!(members[i] >> element & 1)) continue;
-        tile_values[slot] = values[i][element];
-        tile_indices[slot++] = vectors.index(tile + i * kThreads) + element;
+        tile_members[slot++] = make_uint2(__float_as_uint(values[i][element]), index + element);
       }
     }
     __syncthreads();
     for (uint32_t slot = threadIdx.x; slot < earlier; slot += kThreads) {
       if (written + slot >= results.size) break;
       const int64_t to = piece.row * results.size + written + slot;
-      if (results.values != nullptr) results.values[to] = tile_values[slot];
-      if (results.indices != nullptr) results.indices[to] = tile_indices[slot];
-      if (results.short_indices != nullptr) results.short_indices[to] = tile_indices[slot];
+      const uint2 member = tile_members[slot];
+      if (results.values != nullptr) results.values[to] = __uint_as_float(member.x);
+      if (results.indices != nullptr) results.indices[to] = member.y;
+      if (results.short_indices != nullptr) results.short_indices[to] = member.y;
     }
     written += earlier;  // the next tile's sums wait until all of this one is read
   }

@@ -198,7 +198,7 @@ MUTANTS = (
         "__syncthreads();",
         "",
         compact("unit"),
-        before="+ element;\n      }\n    }\n    ",
+        before="+ element);\n      }\n    }\n    ",
     ),
     Mutant("places of the second vectors", COMPACT, "totals >> 16 * i & 0xffff", "0", compact("unit")),
     Mutant("splits begin too late", COMPACT, "split < piece.split", "split <= piece.split", compact("unit"), 3),
