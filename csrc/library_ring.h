@@ -85,7 +85,8 @@ inline int64_t checked_splits(const Similarities& similarities) {
 }
 
 inline Matrix matrix_of(const Tensor& tensor, const Tensor& like, const char* name) {
-  STD_TORCH_CHECK(tensor.dim() == 2 && tensor.device() == like.device(), name, " has to be a matrix on the same device");
+  STD_TORCH_CHECK(tensor.dim() == 2 && tensor.device() == like.device(), name,
+                  " has to be a matrix on the same device");
   Dtype dtype = Dtype::kFloat32;
   if (tensor.scalar_type() == ScalarType::Half) {
     dtype = Dtype::kFloat16;

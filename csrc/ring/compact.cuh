@@ -4,12 +4,13 @@
 //   compact         writes them side by side
 //   draw            the members at random places, from their indices side by side
 //
-// A tile of 4096 keys at a time: each thread counts its own members, a sum over the threads before it says where they go,
-// and they are written out from shared memory, neighbours by neighbours. No atomics, so the order is that of the keys.
+// A tile of 4096 keys at a time: each thread counts its own members, a sum over the threads before it says where they
+// go, and they are written out from shared memory, neighbours by neighbours. No atomics, so the order is that of the
+// keys.
 //
-// Bytes: 4 N K read (twice with several splits), 4 or 12 N M written; draws: 4 N K read, 4 N M written, a sector of 32 for
-// each of N S places and values, 4 or 12 N S written. Operations: about 35 instructions per similarity, 8 to count only.
-// Floor: bytes over the bandwidth.
+// Bytes: 4 N K read (twice with several splits), 4 or 12 N M written; draws: 4 N K read, 4 N M written, a sector of 32
+// for each of N S places and values, 4 or 12 N S written. Operations: about 35 instructions per similarity, 8 to count
+// only. Floor: bytes over the bandwidth.
 #pragma once
 
 #include "ring/sources.cuh"

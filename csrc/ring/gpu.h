@@ -1,9 +1,9 @@
 // Host contract of the Ring kernels on the GPU: selection of ranks, compaction, draws and gradients of similarities
 // that lie in memory. Pointers are the device's, `stream` is a cudaStream_t, launches return at once.
 //
-// Keys are ranked in ascending (similarity, key index) as in ring.h. The boundary of rank r is the place of the key with
-// that rank: its order key (order.cuh) and its index. A key lies below it if its order key is lower, or equal and its
-// index is lower. The boundary of rank 0 is (INT32_MIN, 0), and that of the number of candidates is above all keys.
+// Keys are ranked in ascending (similarity, key index) as in ring.h. The boundary of rank r is the place of the key
+// with that rank: its order key (order.cuh) and its index. A key lies below it if its order key is lower, or equal and
+// its index is lower. The boundary of rank 0 is (INT32_MIN, 0), and that of the number of candidates is above all keys.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct Candidates {
 int64_t splits_of(int64_t rows, int64_t keys);
 
 // exclude: (rows,) the key that is no candidate, -1 for none; or nullptr.
-// `workspace` takes select_workspace_bytes() bytes, aligned to 256, none for one split.
+// Workspaces take as many bytes as the function before says, aligned to 256.
 int64_t select_workspace_bytes(int64_t rows, int64_t keys, int64_t splits);
 void select(const Similarities& similarities, const Ranks& ranks, const int64_t* exclude, int64_t splits,
             const Boundaries& boundaries, void* workspace, void* stream);
@@ -56,15 +56,14 @@ void select(const Similarities& similarities, const Ranks& ranks, const int64_t*
 // ranks: (rows, 2) among each row's candidates, ascending; any others give any result.
 void select_candidates(const Candidates& candidates, const int64_t* ranks, const Boundaries& boundaries, void* stream);
 
-// The first `size` members of each row's ring in ascending index: values (rows, size) and, unless nullptr, their indices.
-// Exactly as many have to lie between the boundaries, or results are left as they were.
-// `workspace` takes compact_workspace_bytes() bytes.
+// The first `size` members of each row's ring in ascending index: values (rows, size) and, unless nullptr, their
+// indices. Where there are fewer, the rest of the row is left as it was.
 int64_t compact_workspace_bytes(int64_t rows, int64_t splits);
 void compact(const Similarities& similarities, const Boundaries& boundaries, const int64_t* exclude, int64_t size,
              int64_t splits, float* values, int64_t* indices, void* workspace, void* stream);
 
-// The members at the places floor(uniform * M) of that order, uniform (rows, samples) in [0, 1) and M the row's own number
-// of members by its ranks: values (rows, samples) and, unless nullptr, their indices.
+// The members at the places floor(uniform * M) of that order, uniform (rows, samples) in [0, 1) and M the row's own
+// number of members by its ranks: values (rows, samples) and, unless nullptr, their indices.
 int64_t draw_workspace_bytes(int64_t rows, const Ranks& ranks, int64_t splits);
 void draw(const Similarities& similarities, const Boundaries& boundaries, const Ranks& ranks, const int64_t* exclude,
           const double* uniform, int64_t samples, int64_t splits, float* values, int64_t* indices, void* workspace,

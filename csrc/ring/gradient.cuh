@@ -159,10 +159,9 @@ __device__ __forceinline__ int64_t lower_bound(const int64_t* sorted, int64_t co
 
 // A warp for each key that was gathered at a few places, the whole block for the others.
 template <class T>
-__global__ void __launch_bounds__(kGradientThreads, 2) keys_gradient_kernel(const float* gradient, const int64_t* sorted,
-                                                                         const int64_t* order, int64_t samples,
-                                                                         const Matrix query, int64_t num_keys,
-                                                                         float* keys_gradient) {
+__global__ void __launch_bounds__(kGradientThreads, 2)
+    keys_gradient_kernel(const float* gradient, const int64_t* sorted, const int64_t* order, int64_t samples,
+                         const Matrix query, int64_t num_keys, float* keys_gradient) {
   constexpr int64_t kFew = 1024;
   __shared__ float of_warps[kGradientWarps][kWarpChannels];
   __shared__ int64_t bounds[kGradientWarps + 1];

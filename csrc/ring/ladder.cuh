@@ -9,10 +9,10 @@
 namespace iecl_fast::ring::gpu {
 
 constexpr int kBins = 2048;
-constexpr int kCopies = 4;  // of each counter
+constexpr int kCopies = 4;                // of each counter
 constexpr int kDigitBits = 10;
 constexpr int kDigits = 1 << kDigitBits;  // one half of the bins for each rank
-constexpr int kMaxPasses = 8;  // 32 bits of a key and of an index are 4 digits each
+constexpr int kMaxPasses = 8;             // 32 bits of a key and of an index are 4 digits each
 
 // Where a rank's key lies: among `count` keys with low <= order key <= high and first <= index <= last, of which `rank`
 // are below it.
@@ -41,7 +41,7 @@ struct Found {
 };
 
 struct Workspace {
-  uint32_t histogram[kBins * kCopies];
+  alignas(16) uint32_t histogram[kBins * kCopies];  // read and cleared in vectors of four
   int32_t keys[kMaxCollected];
   uint32_t indices[kMaxCollected];
   uint32_t of_warps[kWarps];
@@ -109,8 +109,8 @@ __device__ __forceinline__ void find_bins(Workspace& shared, const uint32_t (&wa
 }
 
 // Lowest and highest order key of the keys that belong to a target, and with `store` the keys themselves.
-// which(values, mask, index, of) says in `of` the target of each of four keys, -1 for none, and returns the mask of those
-// that belong to one. `same`: both targets have the same keys, called those of target 0.
+// which(values, mask, index, of) says in `of` the target of each of four keys, -1 for none, and returns the mask of
+// those that belong to one. `same`: both targets have the same keys, called those of target 0.
 template <class Source, class Which>
 __device__ __forceinline__ void gather(Workspace& shared, const Source& source, Target (&targets)[2], bool same,
                                        bool store, const Which& which) {

@@ -6,11 +6,11 @@
 //
 // A sample of 512 keys gives the range in which 2044 bins of equal width lie, so that the bins around a rank hold a few
 // per mille of the keys whatever the scale of the similarities; the leading bits of floats would put a twentieth of all
-// unit vectors' similarities into one bin and its counter. A pass counts the bins, a second one collects the keys of the
-// two bins that hold the ranks in shared memory, where a ladder of 10-bit histograms on order keys, and on indices where
-// keys are equal, narrows down to the one key. Infinities and NaN have bins of their own. Where the two bins hold more than
-// shared memory takes, the second pass finds their lowest and highest key only, and the ladder climbs on the row itself
-// until the rest fits: at most 4 passes for keys and 4 for indices, 2 more in all where one value is the rule.
+// unit vectors' similarities into one bin and its counter. A pass counts the bins, a second one collects the keys of
+// the two bins that hold the ranks in shared memory, where a ladder of 10-bit histograms on order keys, and on indices
+// where keys are equal, narrows down to the one key. Infinities and NaN have bins of their own. Where the two bins hold
+// more than shared memory takes, the second pass finds their lowest and highest key only, and the ladder climbs on the
+// row itself until the rest fits: at most 4 passes for keys and 4 for indices, one in all where one value is the rule.
 //
 // Bytes: 2 * 4 N K, of which the second pass finds in L2 what fits there. Operations: about 12 and 11 instructions per
 // similarity, and an atomic in shared memory. Floor: 4 N K over the bandwidth.
@@ -185,7 +185,7 @@ __device__ __forceinline__ RowSource source_of(const Similarities& similarities,
 // ---- a block for each row ------------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(kThreads, 2) select_kernel(const Similarities similarities, const Ranks ranks,
-                                                          const int64_t* exclude, const Boundaries boundaries) {
+                                                             const int64_t* exclude, const Boundaries boundaries) {
   __shared__ Workspace shared;
   const int64_t row = blockIdx.x;
   const RowSource source = source_of(similarities, exclude, row);
@@ -304,8 +304,8 @@ __device__ __forceinline__ void select_in_segments(Workspace& shared, const Segm
 }
 
 __global__ void __launch_bounds__(kThreads, 2) finish_kernel(const Similarities similarities, const Ranks ranks,
-                                                          const int64_t* exclude, const Splits splits,
-                                                          const Boundaries boundaries) {
+                                                             const int64_t* exclude, const Splits splits,
+                                                             const Boundaries boundaries) {
   __shared__ Workspace shared;
   const int64_t row = blockIdx.x;
   const RowSource source = source_of(similarities, exclude, row);
@@ -326,8 +326,9 @@ __global__ void __launch_bounds__(kThreads, 2) finish_kernel(const Similarities 
 
 // ---- candidates ----------------------------------------------------------------------------------------------------
 
-__global__ void __launch_bounds__(kThreads, 2) select_candidates_kernel(const Candidates candidates, const int64_t* ranks,
-                                                                     const Boundaries boundaries) {
+__global__ void __launch_bounds__(kThreads, 2) select_candidates_kernel(const Candidates candidates,
+                                                                        const int64_t* ranks,
+                                                                        const Boundaries boundaries) {
   __shared__ Workspace shared;
   const int64_t row = blockIdx.x;
   int64_t longest;

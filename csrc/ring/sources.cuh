@@ -9,7 +9,7 @@
 
 namespace iecl_fast::ring::gpu {
 
-constexpr int kBatch = 2;              // vectors that a thread loads before it uses the first
+constexpr int kBatch = 2;                 // vectors that a thread loads before it uses the first
 constexpr uint32_t kMaxCollected = 1024;  // candidates in shared memory
 
 __device__ __forceinline__ int32_t order_key(int32_t key) { return key; }

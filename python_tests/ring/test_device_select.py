@@ -87,6 +87,8 @@ def test_empty(simt):
     counts, ranks = torch.empty(0, 4, dtype=torch.int32), torch.empty(0, 2, dtype=torch.int64)
     assert kernels.select_candidates(*no_candidates, counts, ranks)[0].shape == (0, 2)
     assert simt.take_counters().launches == 0
+    thresholds, ties = kernels.select(torch.empty(2, 0), [0, 0, 0, 0], None)
+    assert (thresholds == -(2**31)).all() and (ties == 0).all()
 
 
 def test_results_are_the_same_in_any_order_of_threads(simt):
