@@ -103,7 +103,10 @@ Tensor ring_sample_query_gradient(const Tensor& gradient, const Tensor& indices,
   const torch::stable::accelerator::DeviceGuard guard(keys.get_device_index());
   STD_TORCH_CHECK(indices.dim() == 2, "indices have to be a matrix");
   const int64_t rows = indices.size(0), samples = indices.size(1);
-  const auto matrix = ring::matrix_of(keys, keys, "keys");
+  // Of keys whose channels lie apart each number gathered takes a sector of memory; a copy pays for itself soon.
+  const bool copies = keys.dim() == 2 && keys.stride(1) != 1 && 4 * rows * samples > keys.size(0);
+  const Tensor gathered = copies ? torch::stable::contiguous(keys) : keys;
+  const auto matrix = ring::matrix_of(gathered, keys, "keys");
   Tensor result = ring::make(keys, {rows, matrix.columns}, ring::ScalarType::Float);
   Tensor workspace = make_workspace(keys, ring::query_gradient_workspace_bytes(rows, samples, matrix.columns));
   ring::sample_query_gradient(

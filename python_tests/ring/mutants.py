@@ -3,7 +3,6 @@
 All are compiled into one module and chosen at run time: every mistake becomes `mutant == 3 ? mistake : original`.
 """
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -236,10 +235,14 @@ MUTANTS = (
 def module():
     """All mutants, chosen by ``set_mutant``; -1 for none."""
     folder = ROOT / "build" / "mutants" / "csrc"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(CSRC / "ring", folder / "ring")
-    for path in sorted((folder / "ring").glob("*.cuh")):
-        path.write_text("extern int mutant;\n" + _with_mistakes(path.name, path.read_text()))
+    (folder / "ring").mkdir(parents=True, exist_ok=True)
+    for path in sorted((CSRC / "ring").glob("*.cu*")):
+        text = path.read_text()
+        if path.suffix == ".cuh":
+            text = "extern int mutant;\n" + _with_mistakes(path.name, text)
+        changed = folder / "ring" / path.name
+        if not changed.exists() or changed.read_text() != text:  # another process may be compiling them
+            changed.write_text(text)
     return simt_ring.build("simt_ring_mutants", changed=folder)
 
 
