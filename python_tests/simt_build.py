@@ -23,6 +23,7 @@ INCLUDES = [
     )
 ]
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
+SUFFIXES = (".h", ".cuh", ".cu")  # of what the sources include
 # Every access to memory becomes a call that csrc/simt/simt.cpp answers; no sanitizer is linked.
 WATCHED = ["-fsanitize=thread,bounds", "-fno-tree-vectorize"]
 
@@ -36,22 +37,26 @@ def collect_shared_memory(device_code: Path) -> None:
     subprocess.run(["objcopy", *renames, device_code], check=True)
 
 
-def build_simt_module(name: str, kernels: Path, bindings: Path):
-    """Import the pybind11 module ``name`` of ``kernels`` (watched) and ``bindings`` (not), built once per contents."""
+def build_simt_module(name: str, kernels: Path, bindings: Path, options: tuple[str, ...] = (), changed: Path = CSRC):
+    """Import the pybind11 module ``name`` of ``kernels`` (watched) and ``bindings`` (not), built once per contents.
+
+    The files in ``changed`` take the place of those with the same name in csrc.
+    """
     compiler = os.environ.get("CXX", "g++")
-    headers = sorted(path for suffix in ("h", "cuh", "cu") for path in CSRC.rglob(f"*.{suffix}"))
+    headers = [path for folder in (CSRC, changed) for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES]
     contents = [path.read_bytes() for path in (*headers, CSRC / "simt" / "simt.cpp", kernels, bindings)]
     version = subprocess.run([compiler, "--version"], capture_output=True).stdout
-    options = repr((name, FLAGS, WATCHED, INCLUDES, torch.__version__)).encode()
-    digest = hashlib.sha256(b"\0".join([*contents, version, options])).hexdigest()[:16]
+    flags = [*FLAGS, *options, f"-I{changed}", *INCLUDES]
+    settings = repr((name, flags, WATCHED, torch.__version__)).encode()
+    digest = hashlib.sha256(b"\0".join([*contents, version, settings])).hexdigest()[:16]
     folder = ROOT / "build" / "simt" / f"{name}-{digest}"
     library = folder / f"{name}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         compiles = []
-        for source, flags in ((CSRC / "simt" / "simt.cpp", ["-O2"]), (kernels, WATCHED), (bindings, ["-O0"])):
+        for source, own_flags in ((CSRC / "simt" / "simt.cpp", ["-O2"]), (kernels, WATCHED), (bindings, ["-O0"])):
             target = folder / f"{source.stem}.{os.getpid()}.o"
-            command = [compiler, *FLAGS, *INCLUDES, *flags, "-x", "c++", "-c", str(source), "-o", str(target)]
+            command = [compiler, *flags, *own_flags, "-x", "c++", "-c", str(source), "-o", str(target)]
             compiles.append((target, subprocess.Popen(command)))
         failed = [target.name for target, compile in compiles if compile.wait() != 0]
         if failed:

@@ -1,13 +1,11 @@
 """The CUDA kernels without a GPU: run on the host by csrc/simt, and compiled ahead of time by nvcc."""
 
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
+import nvcc
 import pytest
 import torch
-from simt_build import CSRC, build_simt_module
+from simt_build import build_simt_module
 
 from accuracy import assert_as_accurate
 from iecl_fast.spectral import reference
@@ -182,22 +180,6 @@ def test_traffic_is_what_the_header_says(simt):
     assert counters.atomics == 0
 
 
-# ---- nvcc ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_compiles_without_spills(tmp_path):
-    listed = subprocess.run(["nvcc", "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
-    known = {int(number) for number in re.findall(r"compute_(\d+)", listed)}
-    architectures = [number for number in (80, 90, 100) if number in known]
-    options = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in architectures]
-    command = ["nvcc", "-std=c++20", "-O3", f"-I{CSRC}", "--threads=2", "--resource-usage", *options]
-    command += ["-c", str(CSRC / "spectral" / "norm_cuda.cu"), "-o", str(tmp_path / "norm_cuda.o")]
-    usage = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", usage)
-    registers = re.findall(r"Used (\d+) registers", usage)
-    shared = re.findall(r"(\d+) bytes smem", usage)
-    assert len(spills) == len(registers) == 8 * len(architectures)
-    assert set(spills) == {("0", "0", "0")}
-    assert max(map(int, registers)) <= 128
-    assert max(map(int, shared)) <= 48 << 10
+@nvcc.needed
+def test_compiles_without_spills():
+    nvcc.assert_fits("spectral/norm_cuda.cu", count=8, threads=256)
