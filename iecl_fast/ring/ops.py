@@ -1,16 +1,17 @@
 """Registration of the Ring operators: schemas, implementations per device, fakes for torch.compile, autograd.
 
-The CPU goes to the C++ kernels of csrc/ring, every other device to the reference. Values are checked here, where the
-real tensors are, also under torch.compile; shapes and types are checked in functional.py.
+The CPU goes to the C++ kernels of csrc/ring, CUDA devices to the plans (dispatch.py decides), others to the reference.
+Values are checked here, where the real tensors are, also under torch.compile; shapes and types in functional.py.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from iecl_fast import _library
-from iecl_fast.ring import reference
+from iecl_fast.ring import dispatch, reference
 from iecl_fast.ring.percentiles import ring_ranks
 
 _kernels = torch.ops.iecl_fast
@@ -109,8 +110,8 @@ def _(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gra
     )
 
 
-def _implement_by_reference(device_type: str) -> None:
-    """Plain PyTorch for devices without kernels."""
+def _by_reference(device_type: str) -> dict[str, Callable]:
+    """Plain PyTorch for devices without kernels: an implementation for the name of each operator."""
 
     def sample(query, keys, lower, upper, exclude, uniform, with_indices):
         _library.warn_reference("ring_sample", device_type)
@@ -147,13 +148,17 @@ def _implement_by_reference(device_type: str) -> None:
         weights = _member_weights(query, keys, temperature, lower, upper, exclude, log_denominator)
         return ((weights * loss_gradient[:, None]).T @ query.float() / temperature).float()
 
-    for name, function in (
-        ("ring_sample", sample),
-        ("ring_sample_query_gradient", query_gradient),
-        ("ring_sample_keys_gradient", keys_gradient),
-        ("ring_info_nce", info_nce),
-        ("ring_info_nce_keys_gradient", info_nce_keys_gradient),
-    ):
+    return {
+        "ring_sample": sample,
+        "ring_sample_query_gradient": query_gradient,
+        "ring_sample_keys_gradient": keys_gradient,
+        "ring_info_nce": info_nce,
+        "ring_info_nce_keys_gradient": info_nce_keys_gradient,
+    }
+
+
+def _implement(device_type: str, implementations: dict[str, Callable]) -> None:
+    for name, function in implementations.items():
         _definitions.impl(name, function, device_type.upper())
 
 
@@ -165,8 +170,9 @@ def _member_weights(query, keys, temperature, lower, upper, exclude, log_denomin
     return weights.masked_fill(~mask, 0.0).float()
 
 
-for _device_type in ("cuda", "mps", "xpu"):
-    _implement_by_reference(_device_type)
+_implement("cuda", dispatch.with_plans(_by_reference("cuda")))
+for _device_type in ("mps", "xpu"):
+    _implement(_device_type, _by_reference(_device_type))
 
 
 # ---- fakes ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""Tile configurations of the Triton kernels: plain functions of dtype and channels, for every device.
+
+The numbers are those that compile for sm_80, sm_90 and sm_100 without spilled registers and within the shared memory
+of the smallest of them (python_tests/ring/test_ahead_of_time.py), which is all that is known without a GPU.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Tile(NamedTuple):
+    rows: int  # queries
+    keys: int
+    channels: int  # taken at a time
+    warps: int
+    stages: int  # tiles in flight from global memory
+
+
+def _channels(channels: int, most: int) -> int:
+    """The power of two that holds all channels, if it is not more than ``most``; a matrix instruction takes 16."""
+    return min(max(16, 1 << (channels - 1).bit_length()), most)
+
+
+def product(dtype: torch.dtype, channels: int) -> Tile:
+    """Tiles of the similarities that are written."""
+    if dtype == torch.float32:
+        return Tile(64, 64, _channels(channels, 32), 4, 2)
+    return Tile(128, 128, _channels(channels, 64), 8, 3)
+
+
+def weigh(dtype: torch.dtype, channels: int) -> Tile:
+    """Tiles of similarities that are read, weighed and summed up with their keys; ``channels`` of a sum each."""
+    if dtype == torch.float32:
+        return Tile(32, 32, _channels(channels, 128), 4, 2)
+    return Tile(64, 64, _channels(channels, 128), 4, 3)
+
+
+def keys_gradient(dtype: torch.dtype, channels: int) -> Tile:
+    """Tiles of similarities that are read, weighed and summed up with their queries; ``channels`` of a sum each."""
+    if dtype == torch.float32:
+        return Tile(32, 32, _channels(channels, 128), 4, 2)
+    return Tile(32, 64, _channels(channels, 128), 4, 3)
+
+
+# Keys whose weighted sum one accumulator takes: of all-equal data more would lose the last digits of the gradient.
+LARGEST_SPLIT = 4096
+# Programs that fill a chip, and so many partial sums that the last pass has to add up.
+PROGRAMS = 256
+
+
+def split_size(rows: int, num_keys: int, tile: Tile) -> int:
+    """Keys of one split, a multiple of the tile's; by shape alone, so that no result depends on the chip."""
+    row_blocks = -(-rows // tile.rows)
+    splits = max(1, PROGRAMS // row_blocks, -(-num_keys // LARGEST_SPLIT))
+    return -(-num_keys // (splits * tile.keys)) * tile.keys

@@ -1,0 +1,374 @@
+"""Triton kernels of plan C: similarities written once, then read by the pass that weighs the ring's members.
+
+The exponentials are shifted by the largest member so far, as in Milakov and Gimelshein, "Online normalizer calculation
+for softmax", so that they are at most 1 at any temperature. That member is kept as an order key, which a NaN cannot
+slip past. Every sum has a fixed order: nothing is added atomically.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from iecl_fast.ring import tiles
+from iecl_fast.ring.triton_order import LOWEST_KEY, below, load_boundary, order_key, similarity_of
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def product_tile(
+    query,
+    keys,
+    rows,
+    columns,
+    num_rows,
+    num_keys,
+    num_channels,
+    stride_row,
+    stride_row_channel,
+    stride_key,
+    stride_key_channel,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Similarities (ROWS, KEYS) float32 of a tile; 0 outside. Offsets are 64-bit: a bank may have 2^31 numbers."""
+    rows_at = rows.to(tl.int64)[:, None] * stride_row
+    columns_at = columns.to(tl.int64)[None, :] * stride_key
+    similarities = tl.zeros([ROWS, KEYS], tl.float32)
+    for first in range(0, num_channels, CHANNELS):
+        channels = (first + tl.arange(0, CHANNELS)).to(tl.int64)
+        inside = channels < num_channels
+        a = tl.load(
+            query + rows_at + channels[None, :] * stride_row_channel,
+            mask=(rows < num_rows)[:, None] & inside[None, :],
+            other=0.0,
+        )
+        b = tl.load(
+            keys + columns_at + channels[:, None] * stride_key_channel,
+            mask=(columns < num_keys)[None, :] & inside[:, None],
+            other=0.0,
+        )
+        similarities = tl.dot(a, b, similarities, input_precision=PRECISION)
+    return similarities
+
+
+# Bytes: the keys once, 2 K C, and the similarities once, 4 N K. Operations: 2 N K C. Floor: the similarities' bytes.
+@triton.jit
+def _product_kernel(
+    query,
+    keys,
+    similarities,
+    num_rows,
+    num_keys,
+    num_channels,
+    stride_row,
+    stride_row_channel,
+    stride_key,
+    stride_key_channel,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row_blocks = tl.cdiv(num_rows, ROWS)  # one after another, so that they find a tile's keys in the cache
+    rows = tl.program_id(0) % row_blocks * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) // row_blocks * KEYS + tl.arange(0, KEYS)
+    values = product_tile(
+        query,
+        keys,
+        rows,
+        columns,
+        num_rows,
+        num_keys,
+        num_channels,
+        stride_row,
+        stride_row_channel,
+        stride_key,
+        stride_key_channel,
+        ROWS,
+        KEYS,
+        CHANNELS,
+        PRECISION,
+    )
+    at = rows.to(tl.int64)[:, None] * num_keys + columns[None, :]
+    tl.store(similarities + at, values, mask=(rows < num_rows)[:, None] & (columns < num_keys)[None, :])
+
+
+def write_similarities(query: Tensor, keys: Tensor, similarities: Tensor, precision: str) -> None:
+    """Writes query (n, C) times keys (K, C), any strides, to similarities (n, K) float32, contiguous."""
+    (rows, channels), num_keys = query.shape, keys.shape[0]
+    tile = tiles.product(query.dtype, channels)
+    grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(num_keys, tile.keys),)
+    _product_kernel[grid](
+        query,
+        keys,
+        similarities,
+        rows,
+        num_keys,
+        channels,
+        *query.stride(),
+        *keys.stride(),
+        ROWS=tile.rows,
+        KEYS=tile.keys,
+        CHANNELS=tile.channels,
+        PRECISION=precision,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+@triton.jit
+def finite_or_zero(values):
+    """Zero in place of what is not finite: a key of no weight must not make 0 * inf of the sum.
+
+    Nothing is lost. Where such a key is a member, its similarity is -inf and it has no weight, or it is +inf or NaN,
+    and then the weights themselves are NaN.
+    """
+    return tl.where(tl.abs(values) < float("inf"), values, 0.0)
+
+
+@triton.jit
+def load_ring(thresholds, ties, exclude, rows, mask, HAS_EXCLUDE: tl.constexpr):
+    """Both boundaries and the excluded key of some rows, as columns."""
+    lower, lower_tie = load_boundary(thresholds, ties, rows.to(tl.int64) * 2, mask)
+    upper, upper_tie = load_boundary(thresholds, ties, rows.to(tl.int64) * 2 + 1, mask)
+    excluded = tl.full(rows.shape, -1, tl.int32)
+    if HAS_EXCLUDE:
+        excluded = tl.load(exclude + rows, mask=mask, other=-1).to(tl.int32)
+    return lower[:, None], lower_tie[:, None], upper[:, None], upper_tie[:, None], excluded[:, None]
+
+
+@triton.jit
+def rescale(key, member, largest, factor):
+    """Takes a tile's members into account: their new largest order keys, shifts, and the factor of sums so far."""
+    new_largest = tl.maximum(largest, tl.max(tl.where(member, key, LOWEST_KEY), 1))
+    shift = similarity_of(new_largest)
+    # With no member but -inf there is nothing to scale, and -inf - -inf would be NaN.
+    shift = tl.where(shift == float("-inf"), 0.0, shift)
+    return new_largest, shift, tl.exp2((similarity_of(largest) - shift) * factor)
+
+
+# Bytes: the similarities once, 4 N K, the keys once for each block of rows (from the cache but for the first), 2 K C or
+# 4 K C, and partial sums 4 S N C. Operations: 2 N K C and about 14 N K of others. Floor: the similarities' bytes.
+@triton.jit
+def _weigh_kernel(
+    similarities,
+    keys,
+    thresholds,
+    ties,
+    exclude,
+    temperature,
+    largest_members,
+    sums,
+    weighted_sums,
+    num_rows,
+    num_keys,
+    num_channels,
+    stride_key,
+    stride_key_channel,
+    split_size,
+    HAS_EXCLUDE: tl.constexpr,
+    WITH_GRADIENT: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    split = tl.program_id(1)
+    channels = (tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)).to(tl.int64)
+    row_mask = rows < num_rows
+    lower, lower_tie, upper, upper_tie, excluded = load_ring(thresholds, ties, exclude, rows, row_mask, HAS_EXCLUDE)
+    factor = (1.0 / tl.load(temperature).to(tl.float64) * LOG2_E).to(tl.float32)
+    rows_at = rows.to(tl.int64)[:, None] * num_keys
+
+    largest = tl.full([ROWS], LOWEST_KEY, tl.int32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
+    begin = split * split_size
+    for start in range(begin, tl.minimum(begin + split_size, num_keys), KEYS):
+        columns = start + tl.arange(0, KEYS)
+        inside = columns < num_keys
+        similarity = tl.load(
+            similarities + rows_at + columns[None, :], mask=row_mask[:, None] & inside[None, :], other=0.0
+        )
+        key = order_key(similarity)
+        index = columns[None, :]
+        member = below(key, index, upper, upper_tie) & ~below(key, index, lower, lower_tie)
+        member = member & inside[None, :] & (index != excluded)
+        largest, shift, scale = rescale(key, member, largest, factor)
+        weights = tl.where(member, tl.exp2((similarity - shift[:, None]) * factor), 0.0)
+        total = total * scale + tl.sum(weights, 1)
+        if WITH_GRADIENT:
+            key_vectors = tl.load(
+                keys + columns.to(tl.int64)[:, None] * stride_key + channels[None, :] * stride_key_channel,
+                mask=inside[:, None] & (channels < num_channels)[None, :],
+                other=0.0,
+            )
+            key_vectors = finite_or_zero(key_vectors)
+            weighted = tl.dot(
+                weights.to(key_vectors.dtype), key_vectors, weighted * scale[:, None], input_precision=PRECISION
+            )
+
+    at = split.to(tl.int64) * num_rows + rows
+    if tl.program_id(2) == 0:
+        tl.store(largest_members + at, largest, mask=row_mask)
+        tl.store(sums + at, total, mask=row_mask)
+    if WITH_GRADIENT:
+        tl.store(
+            weighted_sums + at[:, None] * num_channels + channels[None, :],
+            weighted,
+            mask=row_mask[:, None] & (channels < num_channels)[None, :],
+        )
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) in float64, also of small x (Higham, "Accuracy and Stability of Numerical Algorithms", 1.14.1)."""
+    y = 1.0 + x
+    return tl.where(y == 1.0, x, tl.log(y) * x / tl.where(y == 1.0, 1.0, y - 1.0))
+
+
+# Bytes: the partial sums once, 4 S N C; their floor. Operations: 2 S N C, in float64.
+@triton.jit
+def _combine_kernel(
+    query,
+    positive_key,
+    temperature,
+    largest_members,
+    sums,
+    weighted_sums,
+    loss,
+    log_denominator,
+    query_gradient,
+    num_rows,
+    num_channels,
+    splits,
+    stride_query,
+    stride_query_channel,
+    stride_positive,
+    stride_positive_channel,
+    WITH_GRADIENT: tl.constexpr,
+    SPLITS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    scale = 1.0 / tl.load(temperature).to(tl.float64)
+    query += row * stride_query
+    positive_key += row * stride_positive
+    products = tl.zeros([CHANNELS], tl.float64)
+    for first in range(0, num_channels, CHANNELS):
+        channels = (first + tl.arange(0, CHANNELS)).to(tl.int64)
+        mask = channels < num_channels
+        a = tl.load(query + channels * stride_query_channel, mask=mask, other=0.0).to(tl.float64)
+        products += a * tl.load(positive_key + channels * stride_positive_channel, mask=mask, other=0.0).to(tl.float64)
+    positive = tl.sum(products)
+
+    split = tl.arange(0, SPLITS).to(tl.int64)
+    at = split * num_rows + row
+    largest = tl.load(largest_members + at, mask=split < splits, other=LOWEST_KEY)
+    parts = tl.load(sums + at, mask=split < splits, other=0.0).to(tl.float64)
+    shift = similarity_of(tl.max(largest)).to(tl.float64)  # the largest member, NaN above all
+    # Relative to the larger of the two: ring and own are the exponentials of the ring and of the positive.
+    reference = tl.where((positive > shift) | (positive != positive), positive, shift)
+    part_scale = tl.exp((similarity_of(largest).to(tl.float64) - reference) * scale)
+    ring = tl.sum(tl.where(parts == 0.0, 0.0, parts * part_scale))
+    own = tl.exp((positive - reference) * scale)
+    value = (reference - positive) * scale + tl.where(positive >= shift, log1p(ring), tl.log(ring + own))
+    value = tl.where((shift == float("inf")) & (positive < float("inf")), shift, value)
+    tl.store(loss + row, value.to(tl.float32))
+    tl.store(log_denominator + row, value + positive * scale)
+    if WITH_GRADIENT:
+        for first in range(0, num_channels, CHANNELS):
+            channels = (first + tl.arange(0, CHANNELS)).to(tl.int64)
+            mask = channels < num_channels
+            weighted = tl.zeros([CHANNELS], tl.float64)
+            part_at = row
+            for _ in range(splits):
+                part = tl.load(sums + part_at)
+                part_shift = similarity_of(tl.load(largest_members + part_at)).to(tl.float64)
+                part_sum = tl.load(weighted_sums + part_at * num_channels + channels, mask=mask, other=0.0)
+                part_factor = tl.exp((part_shift - reference) * scale)
+                weighted += tl.where(part == 0.0, 0.0, part_sum.to(tl.float64) * part_factor)
+                part_at += num_rows
+            key = tl.load(positive_key + channels * stride_positive_channel, mask=mask, other=0.0).to(tl.float64)
+            # The softmax weight of the positive less one is -ring / (ring + own), where the difference would cancel.
+            gradient = (weighted - ring * key) / (ring + own) * scale
+            tl.store(query_gradient + row * num_channels + channels, gradient.to(tl.float32), mask=mask)
+
+
+def weigh(
+    similarities: Tensor,
+    query: Tensor,
+    positive_key: Tensor,
+    keys: Tensor,
+    temperature: Tensor,
+    thresholds: Tensor,
+    ties: Tensor,
+    exclude: Tensor | None,
+    precision: str,
+    loss: Tensor,
+    log_denominator: Tensor,
+    query_gradient: Tensor,
+) -> None:
+    """Writes loss (n,) float32, log_denominator (n,) float64 and, unless it is empty, query_gradient (n, C) float32.
+
+    similarities (n, K) float32, contiguous; query and positive_key (n, C), keys (K, C), any strides; boundaries as from
+    triton_select; temperature: one floating-point element on the device.
+    """
+    (rows, channels), num_keys = query.shape, keys.shape[0]
+    with_gradient = len(query_gradient) > 0
+    tile = tiles.weigh(query.dtype, channels)
+    split_size = tiles.split_size(rows, num_keys, tile)
+    splits = triton.cdiv(num_keys, split_size)
+    largest_members = similarities.new_empty((splits, rows), dtype=torch.int32)
+    sums = similarities.new_empty((splits, rows))
+    weighted_sums = similarities.new_empty((splits, rows, channels) if with_gradient else 0)
+    channel_blocks = triton.cdiv(channels, tile.channels) if with_gradient else 1
+    _weigh_kernel[(triton.cdiv(rows, tile.rows), splits, max(channel_blocks, 1))](
+        similarities,
+        keys,
+        thresholds,
+        ties,
+        exclude,
+        temperature,
+        largest_members,
+        sums,
+        weighted_sums,
+        rows,
+        num_keys,
+        channels,
+        *keys.stride(),
+        split_size,
+        HAS_EXCLUDE=exclude is not None,
+        WITH_GRADIENT=with_gradient,
+        ROWS=tile.rows,
+        KEYS=tile.keys,
+        CHANNELS=tile.channels,
+        PRECISION=precision,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    _combine_kernel[(rows,)](
+        query,
+        positive_key,
+        temperature,
+        largest_members,
+        sums,
+        weighted_sums,
+        loss,
+        log_denominator,
+        query_gradient,
+        rows,
+        channels,
+        splits,
+        *query.stride(),
+        *positive_key.stride(),
+        WITH_GRADIENT=with_gradient,
+        SPLITS=triton.next_power_of_2(splits),
+        CHANNELS=triton.next_power_of_2(min(max(channels, 1), 1024)),
+        num_warps=4,
+    )
