@@ -1,4 +1,4 @@
-"""Tile configurations of the Triton kernels: plain functions of dtype and channels, for every device.
+"""Tile configurations of the Triton kernels: plain functions of dtype, precision and channels, for every device.
 
 The numbers are those that compile for sm_80, sm_90 and sm_100 without spilled registers and within the shared memory
 of the smallest of them (python_tests/ring/test_ahead_of_time.py), which is all that is known without a GPU.
@@ -18,8 +18,8 @@ class Tile(NamedTuple):
 
 
 def _channels(channels: int, most: int) -> int:
-    """The power of two that holds all channels, if it is not more than ``most``; a matrix instruction takes 16."""
-    return min(max(16, 1 << (channels - 1).bit_length()), most)
+    """The power of two that holds all channels, 64 at least (few configurations) and ``most`` at most."""
+    return min(max(64, 1 << (channels - 1).bit_length()), most)
 
 
 def product(dtype: torch.dtype, channels: int) -> Tile:
@@ -29,18 +29,18 @@ def product(dtype: torch.dtype, channels: int) -> Tile:
     return Tile(128, 128, _channels(channels, 64), 8, 3)
 
 
-def weigh(dtype: torch.dtype, channels: int) -> Tile:
+def weigh(dtype: torch.dtype, precision: str, channels: int) -> Tile:
     """Tiles of similarities that are read, weighed and summed up with their keys; ``channels`` of a sum each."""
     if dtype == torch.float32:
-        return Tile(32, 32, _channels(channels, 128), 4, 2)
-    return Tile(64, 64, _channels(channels, 128), 4, 3)
+        return Tile(64 if precision == "ieee" else 128, 32, _channels(channels, 128), 8, 2)
+    return Tile(64, 64, _channels(channels, 128), 8, 3)
 
 
-def keys_gradient(dtype: torch.dtype, channels: int) -> Tile:
+def keys_gradient(precision: str, channels: int) -> Tile:
     """Tiles of similarities that are read, weighed and summed up with their queries; ``channels`` of a sum each."""
-    if dtype == torch.float32:
-        return Tile(32, 32, _channels(channels, 128), 4, 2)
-    return Tile(32, 64, _channels(channels, 128), 4, 3)
+    if precision == "ieee":
+        return Tile(32, 64, _channels(channels, 64), 8, 2)
+    return Tile(32, 64, _channels(channels, 128), 8, 3)
 
 
 # Keys whose weighted sum one accumulator takes: of all-equal data more would lose the last digits of the gradient.

@@ -90,7 +90,8 @@ def add_keys_gradient(
     (rows, channels), num_keys = query.shape, similarities.shape[1]
     if channels == 0:
         return
-    tile = tiles.keys_gradient(query.dtype, channels)
+    precision = "tf32" if query.dtype != torch.float32 else precision
+    tile = tiles.keys_gradient(precision, channels)
     _keys_gradient_kernel[(triton.cdiv(num_keys, tile.keys), triton.cdiv(channels, tile.channels))](
         similarities,
         query,
@@ -109,7 +110,7 @@ def add_keys_gradient(
         ROWS=tile.rows,
         KEYS=tile.keys,
         CHANNELS=tile.channels,
-        PRECISION="tf32" if query.dtype != torch.float32 else precision,
+        PRECISION=precision,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

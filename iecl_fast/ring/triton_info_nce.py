@@ -321,7 +321,7 @@ def weigh(
     """
     (rows, channels), num_keys = query.shape, keys.shape[0]
     with_gradient = len(query_gradient) > 0
-    tile = tiles.weigh(query.dtype, channels)
+    tile = tiles.weigh(query.dtype, precision, channels)
     split_size = tiles.split_size(rows, num_keys, tile)
     splits = triton.cdiv(num_keys, split_size)
     largest_members = similarities.new_empty((splits, rows), dtype=torch.int32)
