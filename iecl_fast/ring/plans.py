@@ -51,7 +51,7 @@ def _chunks(
 ) -> Iterator[_Chunk]:
     """The chunks of plan C; each is overwritten by the next."""
     rows, num_keys = query.shape[0], keys.shape[0]
-    size = min(rows, max(1, SIMILARITY_BYTES // (4 * num_keys)))
+    size = max(1, min(rows, SIMILARITY_BYTES // (4 * num_keys)))
     buffer = query.new_empty((size, num_keys), dtype=torch.float32)
     for first in range(0, rows, size):
         chunk = slice(first, min(first + size, rows))

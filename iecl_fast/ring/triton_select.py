@@ -279,8 +279,8 @@ def compact(
 ) -> tuple[Tensor, Tensor]:
     """The members of each row's ring in ascending key index: similarities float32 and indices int64, (n, size) each.
 
-    Without ``with_indices`` these are (0, size). Arguments as for :func:`select`, which gives the boundaries; each row has ``size`` members or fewer, and what lies
-    behind those is not written.
+    Without ``with_indices`` the latter are (0, size). Arguments as for :func:`select`, which gives the boundaries; what
+    lies behind the members of a row that has fewer is not written.
     """
     rows, num_keys = similarities.shape
     values = similarities.new_empty((rows, size))

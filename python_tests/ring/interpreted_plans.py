@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from ring.interpreter import cpu_sample, serve_cpu_tensors, small_tiles  # noqa: F401
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accuracy import assert_as_accurate
 from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import dispatch, plans, reference
 from ring.cases import KINDS, layouts, query_and_keys
+from ring.interpreter import cpu_sample, serve_cpu_tensors, small_tiles  # noqa: F401
 
 DTYPES = (torch.float32, torch.float16)  # the interpreter's bfloat16 is not the GPU's
 RINGS = ((0, 100), (90, 99), (0, 50), (55, 100))

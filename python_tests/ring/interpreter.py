@@ -22,7 +22,7 @@ def serve_cpu_tensors() -> None:
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """So that a small problem has several blocks of rows, of keys and of channels, splits, and chunks of rows."""
-    monkeypatch.setattr(triton_select, "BLOCK", 256)
+    monkeypatch.setattr(triton_select, "BLOCK", 1024)  # smaller in interpreted_selection.py
     monkeypatch.setattr(tiles, "product", lambda *_: Tile(16, 64, 16, 4, 1))
     monkeypatch.setattr(tiles, "weigh", lambda *_: Tile(16, 64, 16, 4, 1))
     monkeypatch.setattr(tiles, "keys_gradient", lambda *_: Tile(16, 64, 16, 4, 1))
