@@ -14,9 +14,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from iecl_fast.ring import triton_gradients, triton_info_nce
+from iecl_fast.ring import plan_recompute, tiles, triton_gradients, triton_info_nce, triton_select
 
-SIMILARITY_BYTES = 256 * 2**20  # of the similarities that exist at a time; one row's at least
+BUFFER_BYTES = 256 * 2**20  # of what exists for the rows of a chunk; of one row's at least
+
+
+# Similarities of this size stay in the second-level cache between two passes.
+CACHED_BYTES = 32 * 2**20
+
+
+def recomputes(query: Tensor, keys: Tensor, ranks: list[int]) -> bool:
+    """Whether InfoNCE takes plan B'.
+
+    The reasons are a model, nothing was timed. Forming N x K similarities of 128 16-bit channels again takes a third of
+    the time of writing them to memory in float32, and a third of that of reading them; plan C writes once and reads
+    three times or more, plan B' forms them three times. In float32 a product takes many times as long, and up to
+    CACHED_BYTES the similarities are written to the cache, not to memory: then plan C. Without a selection one pass
+    does everything, so there is nothing to write for. More channels than one tile holds cannot be recomputed.
+    """
+    (rows, channels), num_keys = query.shape, keys.shape[0]
+    if query.dtype == torch.float32 or channels > tiles.RECOMPUTED_CHANNELS:
+        return False
+    return ranks[:2] == [0, num_keys] or 4 * rows * num_keys > CACHED_BYTES
 
 
 class Kernels(NamedTuple):
@@ -51,7 +70,7 @@ def _chunks(
 ) -> Iterator[_Chunk]:
     """The chunks of plan C; each is overwritten by the next."""
     rows, num_keys = query.shape[0], keys.shape[0]
-    size = max(1, min(rows, SIMILARITY_BYTES // (4 * num_keys)))
+    size = max(1, min(rows, BUFFER_BYTES // (4 * num_keys)))
     buffer = query.new_empty((size, num_keys), dtype=torch.float32)
     for first in range(0, rows, size):
         chunk = slice(first, min(first + size, rows))
@@ -73,15 +92,10 @@ def _write_similarities(query: Tensor, keys: Tensor, similarities: Tensor) -> No
 def _boundaries(
     similarities: Tensor, ranks: list[int], exclude: Tensor | None, select: Callable
 ) -> tuple[Tensor, Tensor]:
-    rows, num_keys = similarities.shape
-    if ranks[:2] != [0, num_keys]:
-        return select(similarities, ranks, exclude)
-    # Plain InfoNCE: everything is kept, nothing has to be found.
-    thresholds = similarities.new_full((rows, 2), 2**31 - 1, dtype=torch.int32)
-    ties = similarities.new_full((rows, 2), num_keys, dtype=torch.int64)
-    thresholds[:, 0] = -(2**31)
-    ties[:, 0] = 0
-    return thresholds, ties
+    num_keys = similarities.shape[1]
+    if ranks[:2] == [0, num_keys]:  # plain InfoNCE: nothing has to be found
+        return triton_select.whole_order(similarities, num_keys)
+    return select(similarities, ranks, exclude)
 
 
 def sample(
@@ -126,6 +140,24 @@ def info_nce(
     loss = query.new_empty(rows, dtype=torch.float32)
     log_denominator = query.new_empty(rows, dtype=torch.float64)
     query_gradient = query.new_empty((rows if with_gradient else 0, channels), dtype=torch.float32)
+    if recomputes(query, keys, ranks):
+        size = max(1, BUFFER_BYTES // plan_recompute.bytes_of_row(keys.shape[0], channels))
+        for first in range(0, rows, size):
+            part = slice(first, min(first + size, rows))
+            plan_recompute.info_nce(
+                query[part],
+                positive_key[part],
+                keys,
+                temperature,
+                ranks,
+                None if exclude is None else exclude[part],
+                kernels.select,
+                kernels.select_candidates,
+                loss[part],
+                log_denominator[part],
+                query_gradient[part],
+            )
+        return loss, log_denominator, query_gradient
     for chunk in _chunks(query, keys, ranks, exclude, kernels.select):
         part = chunk.rows
         triton_info_nce.weigh(

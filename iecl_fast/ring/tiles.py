@@ -43,6 +43,13 @@ def keys_gradient(precision: str, channels: int) -> Tile:
     return Tile(32, 64, _channels(channels, 128), 8, 3)
 
 
+def recompute(channels: int) -> Tile:
+    """Tiles of 16-bit similarities that are formed anew in every pass, the same in each; all channels at a time."""
+    return Tile(64, 64, _channels(channels, RECOMPUTED_CHANNELS), 8, 2)
+
+
+RECOMPUTED_CHANNELS = 256  # more do not fit on chip beside their weighted sums
+
 # Keys whose weighted sum one accumulator takes: of all-equal data more would lose the last digits of the gradient.
 LARGEST_SPLIT = 4096
 # Programs that fill a chip, and so many partial sums that the last pass has to add up.

@@ -117,7 +117,7 @@ def add_keys_gradient(
 
 
 # Bytes: gradient and indices once, 12 N M, and the members' keys, 2 N M C or 4 N M C, mostly from the cache: the floor.
-@triton.jit
+@triton.jit(do_not_specialize=["num_samples"])
 def _sample_query_gradient_kernel(
     gradient,
     indices,
@@ -170,7 +170,7 @@ def sample_query_gradient(gradient: Tensor, indices: Tensor, keys: Tensor) -> Te
 
 
 # Bytes: order and gradient once, 12 N M, a key's queries, 2 N M C or 4 N M C, from the cache, and the result, 4 K C.
-@triton.jit
+@triton.jit(do_not_specialize=["num_samples"])
 def _sample_keys_gradient_kernel(
     gradient,
     order,

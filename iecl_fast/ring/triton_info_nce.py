@@ -5,6 +5,8 @@ for softmax", so that they are at most 1 at any temperature. That member is kept
 slip past. Every sum has a fixed order: nothing is added atomically.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -153,7 +155,7 @@ def rescale(key, member, largest, factor):
 
 # Bytes: the similarities once, 4 N K, the keys once for each block of rows (from the cache but for the first), 2 K C or
 # 4 K C, and partial sums 4 S N C. Operations: 2 N K C and about 14 N K of others. Floor: the similarities' bytes.
-@triton.jit
+@triton.jit(do_not_specialize=["split_size"])
 def _weigh_kernel(
     similarities,
     keys,
@@ -233,7 +235,7 @@ def log1p(x):
 
 
 # Bytes: the partial sums once, 4 S N C; their floor. Operations: 2 S N C, in float64.
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "size", "size_of_rest"])
 def _combine_kernel(
     query,
     positive_key,
@@ -244,18 +246,33 @@ def _combine_kernel(
     loss,
     log_denominator,
     query_gradient,
+    members,
+    exclude,
+    missed,
     num_rows,
     num_channels,
     splits,
+    size,
+    size_of_rest,
     stride_query,
     stride_query_channel,
     stride_positive,
     stride_positive_channel,
+    HAS_EXCLUDE: tl.constexpr,
+    CHECK: tl.constexpr,
+    ONLY_MISSED: tl.constexpr,
     WITH_GRADIENT: tl.constexpr,
     SPLITS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
+    """Adds up a row's parts, in their order, and brings in its positive key.
+
+    CHECK: raises ``missed`` for a row that is not to be trusted. ONLY_MISSED: for rows where it is raised alone.
+    """
     row = tl.program_id(0).to(tl.int64)
+    if ONLY_MISSED:  # noqa: SIM102 (a constexpr and a tensor)
+        if tl.load(missed + row) == 0:
+            return
     scale = 1.0 / tl.load(temperature).to(tl.float64)
     query += row * stride_query
     positive_key += row * stride_positive
@@ -281,6 +298,12 @@ def _combine_kernel(
     value = tl.where((shift == float("inf")) & (positive < float("inf")), shift, value)
     tl.store(loss + row, value.to(tl.float32))
     tl.store(log_denominator + row, value + positive * scale)
+    faults = 0
+    if CHECK:
+        wanted = size
+        if HAS_EXCLUDE:
+            wanted = tl.where(tl.load(exclude + row) >= 0, size_of_rest, size)
+        faults += (tl.sum(tl.load(members + at, mask=split < splits, other=0)) != wanted).to(tl.int32)
     if WITH_GRADIENT:
         for first in range(0, num_channels, CHANNELS):
             channels = (first + tl.arange(0, CHANNELS)).to(tl.int64)
@@ -298,6 +321,12 @@ def _combine_kernel(
             # The softmax weight of the positive less one is -ring / (ring + own), where the difference would cancel.
             gradient = (weighted - ring * key) / (ring + own) * scale
             tl.store(query_gradient + row * num_channels + channels, gradient.to(tl.float32), mask=mask)
+            if CHECK:
+                # A key that is no member, but not finite, makes 0 * inf of a sum that ought to be finite.
+                spoiled = mask & ~(tl.abs(gradient) < float("inf")) & (tl.abs(value) < float("inf"))
+                faults += tl.sum(spoiled.to(tl.int32))
+    if CHECK:
+        tl.store(missed + row, tl.load(missed + row) | faults)
 
 
 def weigh(
@@ -324,9 +353,7 @@ def weigh(
     tile = tiles.weigh(query.dtype, precision, channels)
     split_size = tiles.split_size(rows, num_keys, tile)
     splits = triton.cdiv(num_keys, split_size)
-    largest_members = similarities.new_empty((splits, rows), dtype=torch.int32)
-    sums = similarities.new_empty((splits, rows))
-    weighted_sums = similarities.new_empty((splits, rows, channels) if with_gradient else 0)
+    parts = Parts.empty(query, splits, rows, channels, with_gradient)
     channel_blocks = triton.cdiv(channels, tile.channels) if with_gradient else 1
     _weigh_kernel[(triton.cdiv(rows, tile.rows), splits, max(channel_blocks, 1))](
         similarities,
@@ -335,9 +362,7 @@ def weigh(
         ties,
         exclude,
         temperature,
-        largest_members,
-        sums,
-        weighted_sums,
+        *parts,
         rows,
         num_keys,
         channels,
@@ -352,22 +377,73 @@ def weigh(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
+    combine(parts, query, positive_key, temperature, loss, log_denominator, query_gradient)
+
+
+class Parts(NamedTuple):
+    """Sums over a split's members, relative to the exponential of the largest of them."""
+
+    largest_members: Tensor  # (splits, n) int32, order keys
+    sums: Tensor  # (splits, n) float32
+    weighted_sums: Tensor  # (splits, n, C) float32, or empty without a gradient
+
+    @staticmethod
+    def empty(like: Tensor, splits: int, rows: int, channels: int, with_gradient: bool) -> "Parts":
+        return Parts(
+            like.new_empty((splits, rows), dtype=torch.int32),
+            like.new_empty((splits, rows), dtype=torch.float32),
+            like.new_empty((splits, rows, channels) if with_gradient else 0, dtype=torch.float32),
+        )
+
+
+class Check(NamedTuple):
+    """What tells whether the parts of a row are to be trusted."""
+
+    missed: Tensor  # (n,) int32, raised where not
+    members: Tensor | None  # (splits, n) int32, what the parts are made of, or None to combine the missed rows alone
+    exclude: Tensor | None
+    size: int  # of the ring
+    size_of_rest: int  # of rows that exclude a key
+
+
+NO_CHECK = Check(None, None, None, 0, 0)
+
+
+def combine(
+    parts: Parts,
+    query: Tensor,
+    positive_key: Tensor,
+    temperature: Tensor,
+    loss: Tensor,
+    log_denominator: Tensor,
+    query_gradient: Tensor,
+    check: Check = NO_CHECK,
+) -> None:
+    """Writes what :func:`weigh` writes; raises ``check.missed``, or combines only the rows where it is raised."""
+    rows, channels = query.shape
+    splits = len(parts.sums)
     _combine_kernel[(rows,)](
         query,
         positive_key,
         temperature,
-        largest_members,
-        sums,
-        weighted_sums,
+        *parts,
         loss,
         log_denominator,
         query_gradient,
+        check.members,
+        check.exclude,
+        check.missed,
         rows,
         channels,
         splits,
+        check.size,
+        check.size_of_rest,
         *query.stride(),
         *positive_key.stride(),
-        WITH_GRADIENT=with_gradient,
+        HAS_EXCLUDE=check.exclude is not None,
+        CHECK=check.members is not None,
+        ONLY_MISSED=check.missed is not None and check.members is None,
+        WITH_GRADIENT=len(query_gradient) > 0,
         SPLITS=triton.next_power_of_2(splits),
         CHANNELS=triton.next_power_of_2(min(max(channels, 1), 1024)),
         num_warps=4,

@@ -122,7 +122,7 @@ def store_boundary(thresholds, ties, at, rank, total, last, threshold, tie):
 
 # Bytes: a row five times, 20 K, of which those after the first come from the cache for rows of less than a megabyte.
 # Operations: about 10 K integer ones a pass. Floor: one reading of the similarities, 4 N K bytes.
-@triton.jit
+@triton.jit(do_not_specialize=["lower", "upper", "lower_of_rest", "upper_of_rest"])  # a schedule changes them
 def _select_kernel(
     similarities,
     thresholds,
@@ -189,8 +189,17 @@ def select(similarities: Tensor, ranks: list[int], exclude: Tensor | None) -> tu
     return thresholds, ties
 
 
+def whole_order(like: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """The boundaries between which all keys lie, for the rows of ``like``; as :func:`select` returns them."""
+    thresholds = like.new_full((len(like), 2), 2**31 - 1, dtype=torch.int32)
+    ties = like.new_full((len(like), 2), num_keys, dtype=torch.int64)
+    thresholds[:, 0] = -(2**31)
+    ties[:, 0] = 0
+    return thresholds, ties
+
+
 # Bytes: the candidates' keys five times and their indices once. Floor: the keys once, 4 bytes each.
-@triton.jit
+@triton.jit(do_not_specialize=["segments", "capacity"])
 def _select_candidates_kernel(keys, indices, counts, ranks, thresholds, ties, segments, capacity, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     rank = tl.load(ranks + row * 2).to(tl.int32)
@@ -234,7 +243,7 @@ def select_candidates(keys: Tensor, indices: Tensor, counts: Tensor, ranks: Tens
 
 
 # Bytes: the similarities once, 4 N K, and N M members with 4 or 12 bytes each: the floor.
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _compact_kernel(
     similarities,
     thresholds,

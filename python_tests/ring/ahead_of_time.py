@@ -55,7 +55,8 @@ def recorded_launches(monkeypatch, function) -> list[Launch]:
         signature, constants, multiples = [], [], []
         for parameter in kernel.params:
             value = values[parameter.name]
-            if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            specialized = not parameter.do_not_specialize
+            if parameter.is_constexpr or value is None or (specialized and type(value) is int and value == 1):
                 signature.append((parameter.name, "constexpr"))
                 constants.append((parameter.name, value))
                 continue
@@ -65,7 +66,7 @@ def recorded_launches(monkeypatch, function) -> list[Launch]:
             else:
                 signature.append((parameter.name, "i32" if -(2**31) <= value < 2**31 else "i64"))
                 multiple = value % 16 == 0
-            if multiple:
+            if multiple and specialized:
                 multiples.append(parameter.name)
         launches.append(Launch(kernel, tuple(signature), tuple(constants), tuple(multiples), num_warps, num_stages))
 

@@ -330,7 +330,7 @@ def test_autocast_changes_nothing():
 
 
 def test_a_long_queue_takes_one_row_at_a_time(monkeypatch):
-    monkeypatch.setattr(plans, "SIMILARITY_BYTES", 1)
+    monkeypatch.setattr(plans, "BUFFER_BYTES", 1)
     query, keys = query_and_keys("ties", 3, 300, 8, torch.float32)
     assert torch.equal(ring_sample(query, keys, 50, 90), reference.ring_sample(query, keys, 50, 90)[0])
     losses = ring_info_nce(query, query, keys, lower=50, upper=90, reduction="none")

@@ -172,6 +172,8 @@ def sorted_select(similarities, ranks, exclude):
             found = order[rank] if rank < len(order) else len(values)
             thresholds[row, side] = keys[found] if rank < len(order) else 2**31 - 1
             ties[row, side] = found
+            if rank == 0:
+                thresholds[row, side], ties[row, side] = -(2**31), 0
     return thresholds, ties
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 
-from iecl_fast.ring import dispatch, ops, plans, ring_ranks, tiles, triton_select
+from iecl_fast.ring import dispatch, ops, plan_recompute, plans, ring_ranks, tiles, triton_select
 from iecl_fast.ring.tiles import Tile
 
 if not triton.knobs.runtime.interpret:
@@ -26,9 +26,12 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(tiles, "product", lambda *_: Tile(16, 64, 16, 4, 1))
     monkeypatch.setattr(tiles, "weigh", lambda *_: Tile(16, 64, 16, 4, 1))
     monkeypatch.setattr(tiles, "keys_gradient", lambda *_: Tile(16, 64, 16, 4, 1))
+    monkeypatch.setattr(tiles, "recompute", lambda *_: Tile(16, 64, 32, 4, 1))
     monkeypatch.setattr(tiles, "PROGRAMS", 4)
+    monkeypatch.setattr(plan_recompute, "sample_size", lambda num_keys: min(num_keys, 256))
+    monkeypatch.setattr(plan_recompute, "FALL_BACKS", 2)
     # Two chunks of 20 rows over 700 keys.
-    monkeypatch.setattr(plans, "SIMILARITY_BYTES", 4 * 700 * 17)
+    monkeypatch.setattr(plans, "BUFFER_BYTES", 4 * 700 * 17)
 
 
 def cpu_sample(query, keys, lower, upper, exclude=None, uniform=None):
