@@ -190,7 +190,7 @@ def info_nce(
         *ranks,
         HAS_EXCLUDE=has_exclude,
         WITH_GRADIENT=with_gradient,
-        KEYS=32,
+        KEYS=16,
         CHANNELS=tile.channels,
         BLOCK=1024,
         num_warps=8,

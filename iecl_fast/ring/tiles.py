@@ -45,7 +45,8 @@ def keys_gradient(precision: str, channels: int) -> Tile:
 
 def recompute(channels: int) -> Tile:
     """Tiles of 16-bit similarities that are formed anew in every pass, the same in each; all channels at a time."""
-    return Tile(64, 64, _channels(channels, RECOMPUTED_CHANNELS), 8, 2)
+    channels = _channels(channels, RECOMPUTED_CHANNELS)
+    return Tile(64, 64 if channels <= 128 else 32, channels, 8, 2)
 
 
 RECOMPUTED_CHANNELS = 256  # more do not fit on chip beside their weighted sums

@@ -323,8 +323,8 @@ def _combine_kernel(
             tl.store(query_gradient + row * num_channels + channels, gradient.to(tl.float32), mask=mask)
             if CHECK:
                 # A key that is no member, but not finite, makes 0 * inf of a sum that ought to be finite.
-                spoiled = mask & ~(tl.abs(gradient) < float("inf")) & (tl.abs(value) < float("inf"))
-                faults += tl.sum(spoiled.to(tl.int32))
+                spoiled = tl.sum((mask & ~(tl.abs(gradient) < float("inf"))).to(tl.int32))
+                faults += tl.where(tl.abs(value) < float("inf"), spoiled, 0)
     if CHECK:
         tl.store(missed + row, tl.load(missed + row) | faults)
 

@@ -14,9 +14,8 @@ from ring.ahead_of_time import compile_for, recorded_launches
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a block may have
 MATRIX_INSTRUCTION = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 N, K = 256, 65536
-# One for each power of two that a tile may have.
-CHANNELS = (64, 128, 256)
-
+CHANNELS = (64, 128, 256)  # one for each size of tile
+RANKS = [58983, 64881, 58982, 64880]
 compiled = cache(compile_for)
 
 
@@ -25,8 +24,8 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
 
 
-def launch_plans(dtype, channels, key_major=True, exclude=None):
-    """Forward and gradients by plan C, with selection in Triton."""
+def launch_plans(monkeypatch, dtype, channels, key_major=True, exclude=None, with_gradient=True):
+    """Both plans of the loss, the keys' gradient, samples and their gradients, with selection in Triton."""
     kernels = plans.Kernels(
         triton_select.select,
         triton_select.select_candidates,
@@ -38,65 +37,118 @@ def launch_plans(dtype, channels, key_major=True, exclude=None):
     query = torch.empty(N, channels, dtype=dtype)
     keys = torch.empty(K, channels, dtype=dtype) if key_major else torch.empty(channels, K, dtype=dtype).T
     temperature = torch.tensor(0.07, dtype=torch.float64)
-    ranks = [58983, 64881, 58982, 64880]
     triton_info_nce.write_similarities(query, keys, torch.empty(N, K), plans.precision(dtype))
-    for with_gradient in (False, True):
+    for cached_bytes in (0, 2**40):
+        monkeypatch.setattr(plans, "CACHED_BYTES", cached_bytes)
         loss, log_denominator, _ = plans.info_nce(
-            query, query, keys, temperature, ranks, exclude, with_gradient, kernels
+            query, query, keys, temperature, RANKS, exclude, with_gradient, kernels
         )
-    plans.info_nce_keys_gradient(query, keys, temperature, ranks, exclude, log_denominator, loss, kernels)
-    values, indices = plans.sample(query, keys, ranks, exclude, None, True, kernels)
+    plans.info_nce_keys_gradient(query, keys, temperature, RANKS, exclude, log_denominator, loss, kernels)
+    values, indices = plans.sample(query, keys, RANKS, exclude, None, True, kernels)
     kernels.sample_query_gradient(values, indices.zero_(), keys)
     kernels.sample_keys_gradient(values[:, :2].contiguous(), indices[:, :2], query, K)
 
 
-def launches_of(monkeypatch, dtype, precision, **options):
-    """All launches that differ, for all numbers of channels."""
-    monkeypatch.setattr(plans, "precision", lambda dtype: precision)
-    monkeypatch.setattr(torch, "mm", lambda *_, out: out)  # not what is tested here, and long on a CPU
+def launches_of(monkeypatch, dtype, precision, channels=CHANNELS, **options):
+    """All launches that differ."""
     launches = []
-    for channels in CHANNELS:
-        launches += recorded_launches(monkeypatch, lambda channels=channels: launch_plans(dtype, channels, **options))
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, "precision", lambda dtype: precision)
+        patch.setattr(torch, "mm", lambda *_, out: out)  # not what is tested here, and long on a CPU
+        for count in channels:
+            launches += recorded_launches(patch, lambda count=count: launch_plans(patch, dtype, count, **options))
     return list(dict.fromkeys(launches))
+
+
+def faults(launch, capability):
+    """What is wrong with the machine code of a launch."""
+    code = compiled(launch, capability)
+    if code.stack > 0:
+        yield f"{launch} spills: {code.stack} bytes of stack, {code.registers} registers"
+    if code.shared > SHARED[capability]:
+        yield f"{launch} takes {code.shared} bytes of shared memory"
+    if launch.kernel.__name__ in ("_product_kernel", "_count_kernel", "_collect_kernel", "_weigh_kernel"):
+        types = {kind for _, kind in launch.signature}
+        by_hand = dict(launch.constants).get("PRECISION") == "ieee" and not types & {"*fp16", "*bf16"}
+        if not by_hand and not re.search(MATRIX_INSTRUCTION[capability], code.ptx):
+            yield f"{launch} has no {MATRIX_INSTRUCTION[capability]}"
+
+
+KERNELS = {
+    "_select_kernel",
+    "_compact_kernel",
+    "_weigh_kernel",
+    "_combine_kernel",
+    "_keys_gradient_kernel",
+    "_sample_query_gradient_kernel",
+    "_sample_keys_gradient_kernel",
+}
+RECOMPUTING_KERNELS = {
+    "_sample_keys_kernel",
+    "_sample_kernel",
+    "_count_kernel",
+    "_place_kernel",
+    "_collect_kernel",
+    "_select_candidates_kernel",
+    "_fall_back_kernel",
+}
 
 
 @pytest.mark.parametrize("capability", SHARED)
 @pytest.mark.parametrize(
     ("dtype", "precision"),
-    [(torch.float16, "ieee"), (torch.bfloat16, "ieee"), (torch.float32, "ieee"), (torch.float32, "tf32")],
+    [(torch.bfloat16, "ieee"), (torch.float32, "ieee"), (torch.float32, "tf32")],
     ids=str,
 )
 def test_every_configuration(monkeypatch, dtype, precision, capability):
     launches = launches_of(monkeypatch, dtype, precision)
-    assert {launch.kernel.__name__ for launch in launches} >= {"_weigh_kernel", "_combine_kernel", "_select_kernel"}
-    faults = []
-    for launch in launches:
-        code = compiled(launch, capability)
-        if code.stack > 0:
-            faults.append(f"{launch} spills: {code.stack} bytes of stack, {code.registers} registers")
-        if code.shared > SHARED[capability]:
-            faults.append(f"{launch} takes {code.shared} bytes of shared memory")
-        in_matrix_unit = launch.kernel.__name__ in ("_product_kernel", "_weigh_kernel") and (
-            dtype != torch.float32 and dict(launch.constants).get("WITH_GRADIENT", True)
-        )
-        if in_matrix_unit and MATRIX_INSTRUCTION[capability] not in code.ptx:
-            faults.append(f"{launch} has no {MATRIX_INSTRUCTION[capability]}")
-    assert not faults, "\n".join(faults)
+    kernels = {launch.kernel.__name__ for launch in launches}
+    assert kernels >= (KERNELS if dtype == torch.float32 else KERNELS | RECOMPUTING_KERNELS)
+    found = [fault for launch in launches for fault in faults(launch, capability)]
+    assert not found, "\n".join(found)
 
 
-def test_other_layouts_and_excluded_keys(monkeypatch):
-    """On one architecture: they change addresses and masks alone."""
+def test_float16_other_layouts_excluded_keys_and_no_gradient(monkeypatch):
+    """On one architecture: they change types, addresses and masks alone."""
     exclude = torch.zeros(N, dtype=torch.int64)
-    launches = launches_of(monkeypatch, torch.bfloat16, "ieee", key_major=False, exclude=exclude)
-    faults = [str(launch) for launch in launches if compiled(launch, 90).stack > 0]
-    assert not faults
+    launches = launches_of(monkeypatch, torch.float16, "ieee", (128,))
+    launches += launches_of(monkeypatch, torch.bfloat16, "ieee", key_major=False, exclude=exclude)
+    launches += launches_of(monkeypatch, torch.bfloat16, "ieee", (128,), with_gradient=False)
+    found = [fault for launch in launches for fault in faults(launch, 90)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_every_pass_of_plan_b_forms_similarities_by_the_same_instruction(monkeypatch, capability):
+    """Else a key could be a member in one pass and none in another."""
+    pattern = {
+        80: r"mma\.sync\.aligned\.\S+",
+        90: r"wgmma\.mma_async\S+",
+        100: r"tcgen05\.mma\.cta_group\S+",
+    }[capability]
+    launches = launches_of(monkeypatch, torch.bfloat16, "ieee", (128, 256))
+    for channels in (128, 256):
+        instructions = {}
+        for launch in launches:
+            if dict(launch.constants).get("CHANNELS") == channels and "sample_keys" in dict(launch.signature):
+                instructions[launch.kernel.__name__] = set(re.findall(pattern, compiled(launch, capability).ptx))
+        assert set(instructions) >= {"_sample_kernel", "_count_kernel", "_collect_kernel"}
+        (product,) = set(map(frozenset, instructions.values()))
+        assert len(product) == 1
+        last = next(
+            launch
+            for launch in launches
+            if launch.kernel.__name__ == "_weigh_kernel"
+            and "members" in dict(launch.signature)
+            and dict(launch.constants)["CHANNELS"] == channels
+        )
+        assert product <= set(re.findall(pattern, compiled(last, capability).ptx))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_offsets_have_64_bits(monkeypatch, dtype):
     """No product of 32-bit numbers is widened afterwards: strides are multiplied in 64 bits or as 32 x 32 to 64."""
-    launches = launches_of(monkeypatch, dtype, "ieee")
-    for launch in launches:
+    for launch in launches_of(monkeypatch, dtype, "ieee"):
         ptx = compiled(launch, 90).ptx
         narrow = set(re.findall(r"(?:mul\.lo|mad\.lo)\.s32\s+(%r\d+)", ptx))
         widened = set(re.findall(r"cvt\.s64\.s32\s+%rd\d+,\s*(%r\d+)", ptx))
