@@ -49,7 +49,8 @@ def bytes_of_row(num_keys: int, channels: int) -> int:
     """Memory that a row takes, at the most, for any ring."""
     size = sample_size(num_keys)
     edges = bracket(num_keys // 2, num_keys, size)
-    splits = -(-num_keys // tiles.split_size(1, num_keys, tiles.recompute(channels)))
+    tile = tiles.recompute(channels)
+    splits = -(-num_keys // (tiles.split_tiles(1, num_keys, tile) * tile.keys))
     return 4 * size + 8 * candidate_capacity((edges, edges), num_keys, size) + splits * (4 * channels + 28)
 
 
@@ -70,8 +71,8 @@ def info_nce(
     (rows, channels), num_keys = query.shape, keys.shape[0]
     with_gradient = len(query_gradient) > 0
     tile = tiles.recompute(channels)
-    split_size = tiles.split_size(rows, num_keys, tile)
-    splits = triton.cdiv(num_keys, split_size)
+    split_tiles = tiles.split_tiles(rows, num_keys, tile)
+    splits = triton.cdiv(num_keys, split_tiles * tile.keys)
     row_blocks = triton.cdiv(rows, tile.rows)
     # All that the kernels with a product share, so that each forms the same product.
     operands = (rows, num_keys, channels, *query.stride(), *keys.stride())
@@ -108,7 +109,7 @@ def info_nce(
             exclude,
             counts,
             *operands,
-            split_size,
+            split_tiles,
             HAS_EXCLUDE=has_exclude,
             **shape,
         )
@@ -141,7 +142,7 @@ def info_nce(
             offsets,
             *candidates,
             *operands,
-            split_size,
+            split_tiles,
             capacity,
             HAS_EXCLUDE=has_exclude,
             **shape,
@@ -165,7 +166,7 @@ def info_nce(
         members,
         parts.weighted_sums,
         *operands,
-        split_size,
+        split_tiles,
         HAS_EXCLUDE=has_exclude,
         WITH_GRADIENT=with_gradient,
         **shape,
@@ -193,6 +194,6 @@ def info_nce(
         KEYS=16,
         CHANNELS=tile.channels,
         BLOCK=1024,
-        num_warps=8,
+        num_warps=4,
     )
     combine(parts, *outputs, check._replace(members=None))

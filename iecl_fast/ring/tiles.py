@@ -18,8 +18,8 @@ class Tile(NamedTuple):
 
 
 def _channels(channels: int, most: int) -> int:
-    """The power of two that holds all channels, 64 at least (few configurations) and ``most`` at most."""
-    return min(max(64, 1 << (channels - 1).bit_length()), most)
+    """The power of two that holds all channels, 128 at least (few configurations) and ``most`` at most."""
+    return min(max(128, 1 << (channels - 1).bit_length()), most)
 
 
 def product(dtype: torch.dtype, channels: int) -> Tile:
@@ -57,8 +57,8 @@ LARGEST_SPLIT = 4096
 PROGRAMS = 256
 
 
-def split_size(rows: int, num_keys: int, tile: Tile) -> int:
-    """Keys of one split, a multiple of the tile's; by shape alone, so that no result depends on the chip."""
+def split_tiles(rows: int, num_keys: int, tile: Tile) -> int:
+    """Tiles of keys in one split; by shape alone, so that no result depends on the chip."""
     row_blocks = -(-rows // tile.rows)
     splits = max(1, PROGRAMS // row_blocks, -(-num_keys // LARGEST_SPLIT))
-    return -(-num_keys // (splits * tile.keys)) * tile.keys
+    return -(-num_keys // (splits * tile.keys))

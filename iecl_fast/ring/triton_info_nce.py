@@ -155,7 +155,7 @@ def rescale(key, member, largest, factor):
 
 # Bytes: the similarities once, 4 N K, the keys once for each block of rows (from the cache but for the first), 2 K C or
 # 4 K C, and partial sums 4 S N C. Operations: 2 N K C and about 14 N K of others. Floor: the similarities' bytes.
-@triton.jit(do_not_specialize=["split_size"])
+@triton.jit(do_not_specialize=["split_tiles"])
 def _weigh_kernel(
     similarities,
     keys,
@@ -171,7 +171,7 @@ def _weigh_kernel(
     num_channels,
     stride_key,
     stride_key_channel,
-    split_size,
+    split_tiles,
     HAS_EXCLUDE: tl.constexpr,
     WITH_GRADIENT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -190,8 +190,8 @@ def _weigh_kernel(
     largest = tl.full([ROWS], LOWEST_KEY, tl.int32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
-    begin = split * split_size
-    for start in range(begin, tl.minimum(begin + split_size, num_keys), KEYS):
+    begin = split * split_tiles * KEYS
+    for start in range(begin, tl.minimum(begin + split_tiles * KEYS, num_keys), KEYS):
         columns = start + tl.arange(0, KEYS)
         inside = columns < num_keys
         similarity = tl.load(
@@ -351,8 +351,8 @@ def weigh(
     (rows, channels), num_keys = query.shape, keys.shape[0]
     with_gradient = len(query_gradient) > 0
     tile = tiles.weigh(query.dtype, precision, channels)
-    split_size = tiles.split_size(rows, num_keys, tile)
-    splits = triton.cdiv(num_keys, split_size)
+    split_tiles = tiles.split_tiles(rows, num_keys, tile)
+    splits = triton.cdiv(num_keys, split_tiles * tile.keys)
     parts = Parts.empty(query, splits, rows, channels, with_gradient)
     channel_blocks = triton.cdiv(channels, tile.channels) if with_gradient else 1
     _weigh_kernel[(triton.cdiv(rows, tile.rows), splits, max(channel_blocks, 1))](
@@ -367,7 +367,7 @@ def weigh(
         num_keys,
         channels,
         *keys.stride(),
-        split_size,
+        split_tiles,
         HAS_EXCLUDE=exclude is not None,
         WITH_GRADIENT=with_gradient,
         ROWS=tile.rows,

@@ -91,7 +91,7 @@ def load_edge(thresholds, ties, sample_keys, rows, side, mask):
 
 
 # Bytes: the keys once for each block of rows, 2 K C from memory. Operations: 2 N K C and about 20 N K of others.
-@triton.jit(do_not_specialize=["split_size"])
+@triton.jit(do_not_specialize=["split_tiles"])
 def _count_kernel(
     query,
     keys,
@@ -109,7 +109,7 @@ def _count_kernel(
     stride_row_channel,
     stride_key,
     stride_key_channel,
-    split_size,
+    split_tiles,
     HAS_EXCLUDE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -132,8 +132,8 @@ def _count_kernel(
     count_1 = tl.zeros([ROWS], tl.int32)
     count_2 = tl.zeros([ROWS], tl.int32)
     count_3 = tl.zeros([ROWS], tl.int32)
-    begin = split * split_size
-    for start in range(begin, tl.minimum(begin + split_size, num_keys), KEYS):
+    begin = split * split_tiles * KEYS
+    for start in range(begin, tl.minimum(begin + split_tiles * KEYS, num_keys), KEYS):
         columns = start + tl.arange(0, KEYS)
         similarity, _ = tile_similarities(
             queries, keys, columns, channels, num_keys, num_channels, stride_key, stride_key_channel
@@ -214,7 +214,7 @@ def _place_kernel(
 
 # Bytes: the keys once for each block of rows and 8 bytes for each candidate. Operations: 2 N K C and about 50 N K of
 # others, most of them the prefix sums.
-@triton.jit(do_not_specialize=["split_size", "capacity"])
+@triton.jit(do_not_specialize=["split_tiles", "capacity"])
 def _collect_kernel(
     query,
     keys,
@@ -234,7 +234,7 @@ def _collect_kernel(
     stride_row_channel,
     stride_key,
     stride_key_channel,
-    split_size,
+    split_tiles,
     capacity,
     HAS_EXCLUDE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -256,8 +256,8 @@ def _collect_kernel(
         excluded = tl.load(exclude + rows, mask=row_mask, other=-1).to(tl.int32)
     row_begin = rows.to(tl.int64)[:, None] * capacity
     offset = tl.load(offsets + split.to(tl.int64) * num_rows + rows, mask=row_mask, other=0)
-    begin = split * split_size
-    for start in range(begin, tl.minimum(begin + split_size, num_keys), KEYS):
+    begin = split * split_tiles * KEYS
+    for start in range(begin, tl.minimum(begin + split_tiles * KEYS, num_keys), KEYS):
         columns = start + tl.arange(0, KEYS)
         similarity, _ = tile_similarities(
             queries, keys, columns, channels, num_keys, num_channels, stride_key, stride_key_channel
@@ -277,7 +277,7 @@ def _collect_kernel(
 
 # Bytes: the keys once for each block of rows, 2 K C from memory, partial sums 4 S N C. Operations: 4 N K C and about
 # 17 N K of others. Floor: the operations.
-@triton.jit(do_not_specialize=["split_size"])
+@triton.jit(do_not_specialize=["split_tiles"])
 def _weigh_kernel(
     query,
     keys,
@@ -296,7 +296,7 @@ def _weigh_kernel(
     stride_row_channel,
     stride_key,
     stride_key_channel,
-    split_size,
+    split_tiles,
     HAS_EXCLUDE: tl.constexpr,
     WITH_GRADIENT: tl.constexpr,
     ROWS: tl.constexpr,
@@ -315,8 +315,8 @@ def _weigh_kernel(
     total = tl.zeros([ROWS], tl.float32)
     count = tl.zeros([ROWS], tl.int32)
     weighted = tl.zeros([ROWS, CHANNELS], tl.float32)
-    begin = split * split_size
-    for start in range(begin, tl.minimum(begin + split_size, num_keys), KEYS):
+    begin = split * split_tiles * KEYS
+    for start in range(begin, tl.minimum(begin + split_tiles * KEYS, num_keys), KEYS):
         columns = start + tl.arange(0, KEYS)
         similarity, key_vectors = tile_similarities(
             queries, keys, columns, channels, num_keys, num_channels, stride_key, stride_key_channel
