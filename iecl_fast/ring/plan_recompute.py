@@ -193,7 +193,7 @@ def info_nce(
         WITH_GRADIENT=with_gradient,
         KEYS=16,
         CHANNELS=tile.channels,
-        BLOCK=1024,
-        num_warps=4,
+        BLOCK=512,
+        num_warps=8,
     )
     combine(parts, *outputs, check._replace(members=None))
