@@ -31,16 +31,22 @@ def triton_missing(device: torch.device) -> str | None:
 
 def library_missing() -> str | None:
     """Why selection is not done by the CUDA library, if so."""
-    return None if hasattr(_kernels, "_ring_select") else _library.cuda_missing or "the CUDA library is an older one"
+    if hasattr(_kernels, "_ring_select"):
+        return None
+    return "no CUDA library" if _library.cuda_missing is not None else "the CUDA library was built before it had one"
 
 
-def describe(device: torch.device | None) -> str:
-    """For ``iecl-fast doctor``: what the Ring operators use on a CUDA device, or would use on one of today's."""
-    missing = triton_missing(device or torch.device("cpu"))
+def describe() -> dict[str, str]:
+    """For ``iecl-fast doctor``: what each operator uses on this machine's first CUDA device, or would use on one."""
+    missing = triton_missing(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
     if missing is not None:
-        return f"PyTorch reference: {missing}"
+        return dict.fromkeys(("ring_sample", "ring_info_nce"), f"PyTorch reference: {missing}")
     missing = library_missing()
-    return "CUDA C++ selection, Triton passes" if missing is None else f"Triton alone: no CUDA selection, {missing}"
+    selection = "selection in CUDA C++" if missing is None else f"selection in Triton: {missing}"
+    return {
+        "ring_sample": f"product by cuBLAS (float32) or Triton (16-bit), {selection}",
+        "ring_info_nce": f"Triton passes, {selection}",
+    }
 
 
 @cache

@@ -1,5 +1,7 @@
 """The public functions of Ring: arguments checked, then one operator."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -118,6 +120,10 @@ def ring_info_nce(
         raise ValueError(
             f"temperature is a {temperature.dtype} tensor of shape {tuple(temperature.shape)} on {temperature.device}; "
             f"one floating-point element on {query.device} is allowed"
+        )
+    elif temperature.is_cuda:  # without waiting for the device; on the CPU the operator looks
+        torch._assert_async(
+            ((temperature > 0) & (temperature < math.inf)).all(), "temperature is not allowed: a positive number"
         )
     inputs = (query, positive_key, keys, temperature)
     _refuse_tangents("ring_info_nce", *inputs)

@@ -16,6 +16,7 @@ from iecl_fast.ring import (
     triton_gradients,
     triton_info_nce,
     triton_order,
+    triton_recompute,
     triton_select,
 )
 from ring.interpreter import small_tiles  # noqa: F401
@@ -303,7 +304,7 @@ def install_mutant(monkeypatch, tmp_path, module, text, replacement):
     spec.loader.exec_module(mutant)
     mutant.BLOCK = BLOCK
     own = {name: value for name, value in vars(module).items() if _module_of(value) == module.__name__}
-    for place in (triton_order, triton_select, triton_info_nce, triton_gradients):
+    for place in (triton_order, triton_select, triton_info_nce, triton_gradients, triton_recompute):
         for name, value in own.items():
             if getattr(place, name, None) is value:
                 monkeypatch.setattr(place, name, getattr(mutant, name))
