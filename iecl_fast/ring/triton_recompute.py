@@ -414,8 +414,7 @@ def _fall_back_kernel(
                 True,
                 BLOCK,
             )
-            threshold = tl.where(rank == 0, LOWEST_KEY + 1, threshold)
-            tie = tl.where(rank == 0, 0, tie)
+            # Below the first key of all lies nothing, but none has the rank of the end.
             upper_threshold = tl.where(other_rank == count, NAN_KEY, upper_threshold)
             upper_tie = tl.where(other_rank == count, num_keys, upper_tie)
 
