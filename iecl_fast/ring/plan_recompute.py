@@ -13,8 +13,8 @@ import torch
 import triton
 from torch import Tensor
 
-from iecl_fast.ring import tiles, triton_recompute, triton_select
-from iecl_fast.ring.triton_info_nce import Check, Parts, combine
+from iecl_fast.ring import tiles, triton_fall_back, triton_recompute, triton_select
+from iecl_fast.ring.triton_combine import Check, Parts, combine
 
 # A bracket misses with a probability of less than 2 exp(-MISS / 2), about 5e-7 (Bernstein's inequality).
 MISS = 30.25
@@ -177,7 +177,7 @@ def info_nce(
 
     programs = max(1, min(rows, FALL_BACKS, FALL_BACK_BYTES // (4 * num_keys)))
     scratch = query.new_empty((programs, num_keys), dtype=torch.float32)
-    triton_recompute._fall_back_kernel[(programs,)](
+    triton_fall_back._fall_back_kernel[(programs,)](
         query,
         keys,
         exclude,

@@ -13,6 +13,8 @@ from iecl_fast.ring import (
     plans,
     reference,
     ring_ranks,
+    triton_combine,
+    triton_fall_back,
     triton_gradients,
     triton_info_nce,
     triton_order,
@@ -279,10 +281,10 @@ MUTANTS = (
     (triton_info_nce, check_loss, "weighted * scale[:, None]", "weighted"),
     (triton_info_nce, check_loss, "tl.dot(a, b, similarities,", "tl.dot(a, b, similarities * 0.0,"),
     (triton_info_nce, check_loss, "tl.program_id(2) * CHANNELS +", "0 * CHANNELS +"),
-    (triton_info_nce, check_loss, "part_at += num_rows", "part_at += 0"),
-    (triton_info_nce, check_loss, "parts * part_scale", "parts"),
-    (triton_info_nce, check_loss, "(weighted - ring * key)", "weighted"),
-    (triton_info_nce, check_loss, "log1p(ring)", "tl.log(ring)"),
+    (triton_combine, check_loss, "part_at += num_rows", "part_at += 0"),
+    (triton_combine, check_loss, "parts * part_scale", "parts"),
+    (triton_combine, check_loss, "(weighted - ring * key)", "weighted"),
+    (triton_combine, check_loss, "log1p(ring)", "tl.log(ring)"),
     (triton_gradients, check_loss, "& ~below(key, index, lower, lower_tie)", ""),
     (triton_gradients, check_loss, "& (index != excluded)", ""),
     (triton_gradients, check_loss, "range(0, num_rows, ROWS)", "range(0, ROWS, ROWS)"),
@@ -291,6 +293,17 @@ MUTANTS = (
     (triton_gradients, check_sample_gradients, "begins + key + 1)", "begins + key + 1) - 1"),
     (triton_gradients, check_sample_gradients, "element // num_samples", "element // num_samples // 2"),
 )  # fmt: skip
+
+
+MODULES = (
+    triton_order,
+    triton_select,
+    triton_info_nce,
+    triton_combine,
+    triton_gradients,
+    triton_recompute,
+    triton_fall_back,
+)
 
 
 def install_mutant(monkeypatch, tmp_path, module, text, replacement):
@@ -304,7 +317,7 @@ def install_mutant(monkeypatch, tmp_path, module, text, replacement):
     spec.loader.exec_module(mutant)
     mutant.BLOCK = BLOCK
     own = {name: value for name, value in vars(module).items() if _module_of(value) == module.__name__}
-    for place in (triton_order, triton_select, triton_info_nce, triton_gradients, triton_recompute):
+    for place in MODULES:
         for name, value in own.items():
             if getattr(place, name, None) is value:
                 monkeypatch.setattr(place, name, getattr(mutant, name))
