@@ -19,23 +19,24 @@ from iecl_fast.ring import plan_recompute, tiles, triton_gradients, triton_info_
 BUFFER_BYTES = 256 * 2**20  # of what exists for the rows of a chunk; of one row's at least
 
 
-# Similarities of this size stay in the second-level cache between two passes.
-CACHED_BYTES = 32 * 2**20
+# Similarities of all rows that plan C may write; what would be more is formed anew.
+WRITTEN_BYTES = 256 * 2**20
 
 
 def recomputes(query: Tensor, keys: Tensor, ranks: list[int]) -> bool:
     """Whether InfoNCE takes plan B'.
 
-    The reasons are a model, nothing was timed. Forming N x K similarities of 128 16-bit channels again takes a third of
-    the time of writing them to memory in float32, and a third of that of reading them; plan C writes once and reads
-    three times or more, plan B' forms them three times. In float32 a product takes many times as long, and up to
-    CACHED_BYTES the similarities are written to the cache, not to memory: then plan C. Without a selection one pass
-    does everything, so there is nothing to write for. More channels than one tile holds cannot be recomputed.
+    The reasons are a model, nothing was timed. Without a selection one pass does everything, so there is nothing to
+    write for. With one, plan B' forms the similarities three times and pays about 43, 68 and 80 instructions for each
+    in the compiled loops of its passes (sm_90, 128 channels), where plan C pays 16 bytes or more of traffic and the
+    last pass: while its buffer holds all rows, plan C is expected to be the quicker. Beyond, plan B' needs less memory
+    and reads the keys fewer times. In float32 a product takes many times as long, so it is never done again, and more
+    channels than one tile holds cannot be.
     """
     (rows, channels), num_keys = query.shape, keys.shape[0]
     if query.dtype == torch.float32 or channels > tiles.RECOMPUTED_CHANNELS:
         return False
-    return ranks[:2] == [0, num_keys] or 4 * rows * num_keys > CACHED_BYTES
+    return ranks[:2] == [0, num_keys] or 4 * rows * num_keys > WRITTEN_BYTES
 
 
 class Kernels(NamedTuple):

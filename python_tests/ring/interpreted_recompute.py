@@ -41,7 +41,7 @@ class Spy:
 def spy(monkeypatch):
     """Also: every loss takes plan B', and selection among a sample is by sorting, which is quicker."""
     spy = Spy()
-    monkeypatch.setattr(plans, "CACHED_BYTES", 0)
+    monkeypatch.setattr(plans, "WRITTEN_BYTES", 0)
     monkeypatch.setattr(plans, "BUFFER_BYTES", 2**24)
     monkeypatch.setattr(plan_recompute, "combine", spy.of_combine(plan_recompute.combine))
     own = dispatch.selection_kernels()

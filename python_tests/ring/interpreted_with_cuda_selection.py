@@ -56,7 +56,7 @@ def test_four_backends_select_the_same(kind):
 @pytest.mark.parametrize("kind", ["ties", "constant", "unit", "nan", "infinite"])
 def test_losses_and_gradients_are_the_same_bits(monkeypatch, plan, kind):
     """The boundaries are, so all that follows is."""
-    monkeypatch.setattr(plans, "CACHED_BYTES", 0 if plan == "recomputed" else 2**40)
+    monkeypatch.setattr(plans, "WRITTEN_BYTES", 0 if plan == "recomputed" else 2**40)
     monkeypatch.setattr(plans, "BUFFER_BYTES", 2**24)
     monkeypatch.setattr(plan_recompute, "FALL_BACKS", 3)
     query, keys = query_and_keys(kind, 3, 900, 20, torch.float16)

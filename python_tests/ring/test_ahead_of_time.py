@@ -39,7 +39,7 @@ def launch_plans(monkeypatch, dtype, channels, key_major=True, exclude=None, wit
     temperature = torch.tensor(0.07, dtype=torch.float64)
     triton_info_nce.write_similarities(query, keys, torch.empty(N, K), plans.precision(dtype))
     for cached_bytes in (0, 2**40):
-        monkeypatch.setattr(plans, "CACHED_BYTES", cached_bytes)
+        monkeypatch.setattr(plans, "WRITTEN_BYTES", cached_bytes)
         loss, log_denominator, _ = plans.info_nce(
             query, query, keys, temperature, RANKS, exclude, with_gradient, kernels
         )
