@@ -36,9 +36,7 @@ def _implement(device_type: str) -> None:
         module = _implementation(device_type, x.dtype, expansion)
         if module is plain and device_type != "cpu":
             _library.warn_reference("saib", device_type)
-        return module.forward(
-            x, position, w1, w2, w3, w4, patch_size, channels_are_batch, activation, expansion, save
-        )
+        return module.forward(x, position, w1, w2, w3, w4, patch_size, channels_are_batch, activation, expansion, save)
 
     def saib_backward(gradient, x, *arguments):
         expansion = arguments[-2]
