@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from iecl_fast import _library
-from iecl_fast.saib import plain
+from iecl_fast.saib import cpu, plain
 
 _kernels = torch.ops.iecl_fast
 _definitions = torch.library.Library("iecl_fast", "FRAGMENT")
@@ -28,7 +28,7 @@ _definitions.define(
 
 def _implementation(device_type: str, dtype: torch.dtype, expansion: str):
     """The module that serves such tensors."""
-    return plain
+    return cpu if device_type == "cpu" and dtype == torch.float32 else plain
 
 
 def _implement(device_type: str) -> None:
