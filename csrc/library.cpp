@@ -181,29 +181,30 @@ void saib_scatter(const Tensor& image, const std::optional<Tensor>& position, co
   iecl_fast::saib::scatter(image, position, features, size, channels_are_batch, begin, end, result, parallel_for);
 }
 
-Tensor saib_tiles_of_features(const Tensor& features, int64_t frequency, int64_t begin, int64_t end) {
-  return iecl_fast::saib::tiles_of(features, frequency, begin, end, [](const auto&... arguments) {
+void saib_tiles_of_features(const Tensor& features, int64_t frequency, int64_t begin, int64_t end, Tensor tiles) {
+  iecl_fast::saib::tiles_of(features, frequency, begin, end, tiles, [](const auto&... arguments) {
     iecl_fast::saib::tiles_of_features_cpu(arguments..., parallel_for);
   });
 }
 
-Tensor saib_tiles_of_gradients(const Tensor& gradients, int64_t frequency, int64_t begin, int64_t end) {
-  return iecl_fast::saib::tiles_of(gradients, frequency, begin, end, [](const auto&... arguments) {
+void saib_tiles_of_gradients(const Tensor& gradients, int64_t frequency, int64_t begin, int64_t end, Tensor tiles) {
+  iecl_fast::saib::tiles_of(gradients, frequency, begin, end, tiles, [](const auto&... arguments) {
     iecl_fast::saib::tiles_of_gradients_cpu(arguments..., parallel_for);
   });
 }
 
 void saib_add_to_results(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, bool relu,
                          Tensor results) {
-  const auto grid = iecl_fast::saib::grid_of(results, frequency, begin, end);
-  iecl_fast::saib::add_to_results_cpu(grid, iecl_fast::saib::tiles_in(tiles, grid, begin, end), frequency, begin, end,
-                                      relu, data<float>(results), parallel_for);
+  const auto run = [relu](const auto& grid, const float* from, int row, int64_t first, int64_t last, float* to) {
+    iecl_fast::saib::add_to_results_cpu(grid, from, row, first, last, relu, to, parallel_for);
+  };
+  iecl_fast::saib::add_tiles(tiles, frequency, begin, end, results, run);
 }
 
 void saib_add_to_gradients(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, Tensor gradients) {
-  const auto grid = iecl_fast::saib::grid_of(gradients, frequency, begin, end);
-  iecl_fast::saib::add_to_gradients_cpu(grid, iecl_fast::saib::tiles_in(tiles, grid, begin, end), frequency, begin, end,
-                                        data<float>(gradients), parallel_for);
+  iecl_fast::saib::add_tiles(tiles, frequency, begin, end, gradients, [](const auto&... arguments) {
+    iecl_fast::saib::add_to_gradients_cpu(arguments..., parallel_for);
+  });
 }
 
 std::string instruction_set() { return iecl_fast::ring::instruction_set(); }
@@ -226,8 +227,8 @@ STABLE_TORCH_LIBRARY(iecl_fast, m) {
   m.def("_saib_gather(Tensor image, Tensor? position, int size, bool channels_are_batch, int begin, int end) -> Tensor");
   m.def("_saib_scatter(Tensor image, Tensor? position, Tensor features, int size, bool channels_are_batch, int begin, "
         "int end, Tensor(a!) result) -> ()");
-  m.def("_saib_tiles_of_features(Tensor features, int frequency, int begin, int end) -> Tensor");
-  m.def("_saib_tiles_of_gradients(Tensor gradients, int frequency, int begin, int end) -> Tensor");
+  m.def("_saib_tiles_of_features(Tensor features, int frequency, int begin, int end, Tensor(a!) tiles) -> ()");
+  m.def("_saib_tiles_of_gradients(Tensor gradients, int frequency, int begin, int end, Tensor(a!) tiles) -> ()");
   m.def("_saib_add_to_results(Tensor tiles, int frequency, int begin, int end, bool relu, Tensor(a!) results) -> ()");
   m.def("_saib_add_to_gradients(Tensor tiles, int frequency, int begin, int end, Tensor(a!) gradients) -> ()");
   m.def("_instruction_set() -> str");

@@ -73,17 +73,24 @@ inline Grid grid_of(const Tensor& features, int64_t frequency, int64_t begin, in
   return grid;
 }
 
-// Forwards(grid, pixels, frequency, begin, end, tiles)
-template <class Forwards>
-Tensor tiles_of(const Tensor& pixels, int64_t frequency, int64_t begin, int64_t end, const Forwards& run) {
-  const Grid grid = grid_of(pixels, frequency, begin, end);
-  Tensor tiles = torch::stable::new_empty(pixels, {4, (end - begin) * grid.tile_columns(), grid.channels});
-  run(grid, static_cast<const float*>(pixels.const_data_ptr()), int(frequency), begin, end, mutable_floats(tiles));
-  return tiles;
+inline int64_t tile_floats(const Grid& grid, int64_t begin, int64_t end) {
+  return 4 * (end - begin) * grid.tile_columns() * grid.channels;
 }
 
-inline const float* tiles_in(const Tensor& tiles, const Grid& grid, int64_t begin, int64_t end) {
-  return floats(tiles, 4 * (end - begin) * grid.tile_columns() * grid.channels, "tiles");
+// Forwards(grid, pixels, frequency, begin, end, tiles)
+template <class Forwards>
+void tiles_of(const Tensor& pixels, int64_t frequency, int64_t begin, int64_t end, Tensor& tiles, const Forwards& run) {
+  const Grid grid = grid_of(pixels, frequency, begin, end);
+  floats(tiles, tile_floats(grid, begin, end), "tiles");
+  run(grid, static_cast<const float*>(pixels.const_data_ptr()), int(frequency), begin, end, mutable_floats(tiles));
+}
+
+// Backwards(grid, tiles, begin, end, pixels)
+template <class Backwards>
+void add_tiles(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, Tensor& pixels,
+               const Backwards& run) {
+  const Grid grid = grid_of(pixels, frequency, begin, end);
+  run(grid, floats(tiles, tile_floats(grid, begin, end), "tiles"), int(frequency), begin, end, mutable_floats(pixels));
 }
 
 }  // namespace iecl_fast::saib
