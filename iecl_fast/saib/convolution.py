@@ -1,27 +1,23 @@
 """The 3x3 convolution of the CPU's forward and backward pass, float32, features as (images, height, width, channels).
 
-Narrow ones are torch's own. Wide ones run in the Winograd domain, F(2x2, 3x3) of Lavin and Gray, "Fast Algorithms for
-Convolutional Neural Networks", with torch's products of matrices: 16 multiplications for 2x2 results instead of 36, for
-the price of transforms that have to be small beside the products.
+In the Winograd domain, F(2x2, 3x3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", with torch's
+products of matrices: 16 multiplications for 2x2 results instead of 36. The transforms are those of csrc/saib. torch's
+own convolution runs at what the machine can multiply, and so takes longer from about 20 channels on; the bits of its
+weight gradient depend on the number of threads.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 _kernels = torch.ops.iecl_fast
 
-WINOGRAD_CHANNELS = 64  # from here on it is faster, measured on a Sapphire Rapids
-_SCRATCH_BYTES = 3 << 20  # of the Winograd domain at once: about a second-level cache, and little beside the features
+_SCRATCH_BYTES = 3 << 19  # of the Winograd domain at once: within a second-level cache
 _G = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
 _ROWS_OF_G = [torch.kron(row[None], _G) for row in _G]  # (4, 9): a row of the 4x4 domain from the nine taps
 
 
 def convolve(features: Tensor, weight: Tensor, relu: bool = False) -> Tensor:
     """(B, h, w, D) and (E, D, 3, 3) to (B, h, w, E), zero padding; with ``relu`` negative results are 0."""
-    if weight.shape[1] < WINOGRAD_CHANNELS:
-        results = F.conv2d(features.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1).contiguous()
-        return results.relu_() if relu else results
     results = features.new_empty(*features.shape[:3], weight.shape[0])
     scratch = _Scratch(results, weight)
     for frequency in range(4):
@@ -37,11 +33,9 @@ def convolve_backward(
     gradients: Tensor, features: Tensor | None, weight: Tensor, needs_features: bool = True
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of the features, if ``needs_features``, and of the weight, if the features are given."""
-    if weight.shape[1] < WINOGRAD_CHANNELS:
-        return _direct_backward(gradients, features, weight, needs_features)
     of_features = gradients.new_zeros(*gradients.shape[:3], weight.shape[1]) if needs_features else None
     needs_weight = features is not None
-    of_taps = torch.empty_like(weight).view(-1, 9) if needs_weight else None
+    of_taps = weight.new_empty(weight.shape[0] * weight.shape[1], 9) if needs_weight else None
     scratch = _Scratch(gradients, weight)
     of_weight = torch.empty_like(scratch.weight) if needs_weight else None
     for frequency in range(4):
@@ -76,7 +70,7 @@ class _Scratch:
 
     def transform(self, weight: Tensor, frequency: int) -> None:
         """A row of G w G^T: (4, E, D)."""
-        torch.mm(_ROWS_OF_G[frequency], weight.reshape(-1, 9).T, out=self.weight.flatten(1))
+        torch.mm(_ROWS_OF_G[frequency], weight.view(-1, 9).T, out=self.weight.flatten(1))
 
     def __iter__(self):
         """Each range, and its memory for (4, tiles, D) and (4, tiles, E)."""
@@ -84,25 +78,8 @@ class _Scratch:
             end = min(begin + self.step, self.rows)
             tiles = (end - begin) * self.columns
             channels = self.weight.shape[2], self.weight.shape[1]
-            yield begin, end, *(
-                memory[: 4 * tiles * own].view(4, tiles, own) for memory, own in zip(self.memory, channels)
+            yield (
+                begin,
+                end,
+                *(memory[: 4 * tiles * own].view(4, tiles, own) for memory, own in zip(self.memory, channels)),
             )
-
-
-def _direct_backward(gradients, features, weight, needs_features):
-    shape = (*gradients.shape[:3], weight.shape[1])
-    like_features = gradients.new_empty(1).expand(shape) if features is None else features
-    of_features, of_weight, _ = torch.ops.aten.convolution_backward(
-        gradients.permute(0, 3, 1, 2),
-        like_features.permute(0, 3, 1, 2),
-        weight,
-        None,
-        [1, 1],
-        [1, 1],
-        [1, 1],
-        False,
-        [0, 0],
-        1,
-        [needs_features, features is not None, False],
-    )
-    return of_features.permute(0, 2, 3, 1).contiguous() if needs_features else None, of_weight

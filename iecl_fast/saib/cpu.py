@@ -4,9 +4,9 @@ All products of matrices and narrow 3x3 convolutions are torch's own. Features l
 1x1 convolutions are plain products. Whatever is between images and features is done band by band (rows of patches),
 beside the products and while it lies in a cache: no pass over memory of its own lays anything out.
 
-"free" saves h1 and h2 ("silu": what they are activations of), 3 D floats a position. h3 is computed again, band by band,
-for 4 D^2 of the forward pass' 25 D^2 multiplications a position, and never exists as a whole. "monotone" saves W1 P,
-W2 W1 P and W2^T W3^T act(M P), 4 D floats a position.
+"free" saves h1 and h2 ("silu": what they are activations of), 3 D floats a position. h3 is computed again, band by
+band, for 4 D^2 of the forward pass' 25 D^2 multiplications a position, and never exists as a whole. "monotone" saves
+W1 P, W2 W1 P and W2^T W3^T act(M P), 4 D floats a position.
 """
 
 import torch
@@ -17,7 +17,8 @@ from iecl_fast.saib import reference
 from iecl_fast.saib.convolution import convolve, convolve_backward
 
 _kernels = torch.ops.iecl_fast
-_BAND_BYTES = 1 << 20  # of the widest features at once: half of a second-level cache
+_LONGEST_SUM = 512  # longer ones may be shared out among threads, and their rounding would depend on how many
+_BAND_BYTES = 1 << 19  # of the widest features at once: a quarter of a second-level cache
 
 
 class _Bands:
@@ -27,7 +28,7 @@ class _Bands:
         self.position, self.options = position, (patch_size, channels_are_batch)
         self.image_shape, self.channels_are_batch = x.shape, channels_are_batch
         self.grid = feature_grid(x, patch_size, channels_are_batch)
-        n, channels, height, width = x.shape
+        n, channels, height, _ = x.shape
         count = (channels if channels_are_batch else n) * (height // patch_size)
         self.positions = self.grid[0] * self.grid[1] * self.grid[2]
         self.positions_each = self.positions // max(count, 1)
@@ -47,7 +48,7 @@ class _Bands:
     def write(self, image, features, weight, part, result, positioned: bool = False) -> None:
         """result = 2 image + unpatchify(features @ weight [+ position]) of a part."""
         # The product comes in the order of the image's memory.
-        branch = torch.mm(weight.T, features.T) if self.channels_are_batch else torch.mm(features, weight)
+        branch = _product(weight.T, features.T) if self.channels_are_batch else _product(features, weight)
         _kernels._saib_scatter(image, self.position if positioned else None, branch, *self.options, *part, result)
 
     def position_gradient(self, gradient: Tensor, of_features: Tensor, weight: Tensor) -> Tensor:
@@ -56,7 +57,7 @@ class _Bands:
         own = reference.patchify(gradient.sum(0, keepdim=True), patch_size)[0]
         if channels_are_batch:
             return own + torch.mv(of_features, weight.sum(1)).view(own.shape)
-        features = of_features.view(self.grid[0], -1, self.grid[3]).sum(0) @ weight
+        features = _product(of_features.view(self.grid[0], -1, self.grid[3]).sum(0), weight)
         features = features.T.reshape(1, self.grid[3], *self.grid[1:3])
         return own + reference.from_channels(features, patch_size, self.image_shape, False)[0]
 
@@ -81,7 +82,7 @@ def forward(x, position, w1, w2, w3, w4, patch_size, channels_are_batch, activat
     bands = _Bands(x, position, patch_size, channels_are_batch)
     run = _free_forward if expansion == "free" else _monotone_forward
     output = torch.empty_like(x)
-    saved = run(x, bands, w1.flatten(1), w2, w3.flatten(1), w4, activation, save, output)
+    saved = run(x, bands, w1.flatten(1), w2.contiguous(), w3.flatten(1), w4, activation, save, output)
     return output, saved if save else []
 
 
@@ -89,18 +90,21 @@ def backward(
     gradient, x, position, w1, w2, w3, w4, saved, patch_size, channels_are_batch, activation, expansion, needs
 ):
     """Gradients of those of x, position, w1, w2, w3, w4 that ``needs`` names, in this order."""
+    likes = (x, position, w1, w2, w3, w4)
+    if x.numel() == 0:
+        return [torch.zeros_like(like) for like, needed in zip(likes, needs) if needed]
     bands = _Bands(x, position, patch_size, channels_are_batch)
     run = _free_backward if expansion == "free" else _monotone_backward
-    of_h1, of_w1, *of_weights = run(gradient, x, bands, w1.flatten(1), w2, w3.flatten(1), w4, saved, activation, needs)
+    weights = w1.flatten(1), w2.contiguous(), w3.flatten(1), w4
+    of_h1, of_w1, *of_weights = run(gradient, x, bands, *weights, saved, activation, needs)
     of_x = torch.empty_like(x) if needs[0] else None
     for part, here in bands:
         if needs[2]:
-            of_w1.addmm_(of_h1[here].T, bands.features(x, part, positioned=True))
+            _add_product(of_w1, of_h1[here].T, bands.features(x, part, positioned=True))
         if needs[0]:
             bands.write(gradient, of_h1[here], w1.flatten(1), part, of_x)
     of_position = bands.position_gradient(gradient, of_h1, w1.flatten(1)) if needs[1] else None
     gradients = [of_x, of_position, of_w1, *of_weights]
-    likes = (x, position, w1, w2, w3, w4)
     return [_laid_out_as(own, like) for own, like, needed in zip(gradients, likes, needs) if needed]
 
 
@@ -111,14 +115,14 @@ def _free_forward(x, bands, w1, w2, w3, w4, activation, save, output):
     relu = activation == "relu"
     s1 = x.new_empty(bands.positions, len(w1))
     for part, here in bands:
-        torch.mm(bands.features(x, part, positioned=True), w1.T, out=s1[here])
+        _product(bands.features(x, part, positioned=True), w1.T, out=s1[here])
         if relu:
             s1[here].relu_()
     h1 = s1 if relu else F.silu(s1, inplace=not save)
     s2 = convolve(h1.view(bands.grid), w2, relu).flatten(0, 2)
     del h1
     for part, here in bands:
-        h3 = torch.mm(s2[here] if relu else F.silu(s2[here]), w3.T)
+        h3 = _product(s2[here] if relu else F.silu(s2[here]), w3.T)
         h3 = h3.relu_() if relu else F.silu(h3, inplace=True)
         bands.write(x, h3, w4.flatten(1).T, part, output, positioned=True)
     return [s1, s2]
@@ -132,17 +136,17 @@ def _free_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, needs)
     of_s2 = torch.empty_like(s2)
     for part, here in bands:
         h2 = s2[here] if relu else F.silu(s2[here])
-        s3 = torch.mm(h2, w3.T)
+        s3 = _product(h2, w3.T)
         h3 = s3.relu_() if relu else F.silu(s3)
         slope = bands.features(gradient, part)
         if needs[5]:
-            of_w4.addmm_(slope.T, h3)
-        of_s3 = _through_activation_(torch.mm(slope, w4), s3, relu)
+            _add_product(of_w4, slope.T, h3)
+        of_s3 = _through_activation_(_product(slope, w4), s3, relu)
         if needs[4]:
-            of_w3.addmm_(of_s3.T, h2)
-        _through_activation_(torch.mm(of_s3, w3, out=of_s2[here]), s2[here], relu)
+            _add_product(of_w3, of_s3.T, h2)
+        _through_activation_(_product(of_s3, w3, out=of_s2[here]), s2[here], relu)
     h1 = s1 if relu else F.silu(s1)
-    of_s1, of_w2 = convolve_backward(of_s2.view(bands.grid[:3] + (-1,)), h1.view(bands.grid) if needs[3] else None, w2)
+    of_s1, of_w2 = convolve_backward(of_s2.view(*bands.grid[:3], -1), h1.view(bands.grid) if needs[3] else None, w2)
     of_s1 = _through_activation_(of_s1.flatten(0, 2), s1, relu)
     return of_s1, torch.zeros_like(w1), of_w2, of_w3, of_w4
 
@@ -160,12 +164,12 @@ def _through_activation_(gradient: Tensor, features: Tensor, relu: bool) -> Tens
 def _monotone_forward(x, bands, w1, w2, w3, w4, activation, save, output):
     t1 = x.new_empty(bands.positions, len(w1))
     for part, here in bands:
-        torch.mm(bands.features(x, part, positioned=True), w1.T, out=t1[here])
+        _product(bands.features(x, part, positioned=True), w1.T, out=t1[here])
     t2 = convolve(t1.view(bands.grid), w2)
     u2 = torch.empty_like(t2)
     t2, flat_u2 = t2.flatten(0, 2), u2.flatten(0, 2)
     for _, here in bands:
-        torch.mm(torch.mm(t2[here], w3.T).relu_(), w3, out=flat_u2[here])
+        _product(_product(t2[here], w3.T).relu_(), w3, out=flat_u2[here])
     u1 = convolve_backward(u2, None, w2)[0].flatten(0, 2)
     for part, here in bands:
         bands.write(x, u1[here], w1, part, output, positioned=True)
@@ -179,22 +183,34 @@ def _monotone_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, ne
     v1 = torch.empty_like(t1)
     for part, here in bands:
         slope = bands.features(gradient, part)
-        torch.mm(slope, w1.T, out=v1[here])
-        of_w1.addmm_(u1[here].T, slope)
+        _product(slope, w1.T, out=v1[here])
+        _add_product(of_w1, u1[here].T, slope)
     v1 = v1.view(bands.grid)
     v2 = convolve(v1, w2)
     u2 = torch.empty_like(v2)
     flat_v2, flat_u2 = v2.flatten(0, 2), u2.flatten(0, 2)
     for _, here in bands:
-        a = torch.mm(t2[here], w3.T).relu_()
-        torch.mm(a, w3, out=flat_u2[here])
-        of_z = _through_activation_(torch.mm(flat_v2[here], w3.T), a, relu=True)
-        of_w3.addmm_(a.T, flat_v2[here]).addmm_(of_z.T, t2[here])
-        torch.mm(of_z, w3, out=flat_v2[here])  # v2 has done its part and becomes the gradient of W2 W1 P
+        a = _product(t2[here], w3.T).relu_()
+        _product(a, w3, out=flat_u2[here])
+        of_z = _through_activation_(_product(flat_v2[here], w3.T), a, relu=True)
+        _add_product(of_w3, a.T, flat_v2[here])
+        _add_product(of_w3, of_z.T, t2[here])
+        _product(of_z, w3, out=flat_v2[here])  # v2 has done its part and becomes the gradient of W2 W1 P
     of_w2 = convolve_backward(u2, v1, w2, needs_features=False)[1] if needs[3] else None
     del u2, flat_u2, v1
     of_t1, more = convolve_backward(v2, t1.view(bands.grid) if needs[3] else None, w2)
     return of_t1.flatten(0, 2), of_w1, None if of_w2 is None else of_w2.add_(more), of_w3, None
+
+
+def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    return _add_product(torch.mm(a[:, :_LONGEST_SUM], b[:_LONGEST_SUM], out=out), a[:, _LONGEST_SUM:], b[_LONGEST_SUM:])
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """total += a @ b."""
+    for begin in range(0, len(b), _LONGEST_SUM):
+        total.addmm_(a[:, begin : begin + _LONGEST_SUM], b[begin : begin + _LONGEST_SUM])
+    return total
 
 
 def _laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:

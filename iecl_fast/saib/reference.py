@@ -1,7 +1,7 @@
 """What the SAIB operators compute, in plain PyTorch, any device, any dtype: what every kernel is tested against.
 
-Zhang et al., "Maximizing Incremental Information Entropy for Contrastive Learning", section on SAIB. module.py tells what
-is meant and where the paper leaves a choice.
+Zhang et al., "Maximizing Incremental Information Entropy for Contrastive Learning", section on SAIB. What is meant, and
+where the paper leaves a choice, is told in module.py.
 """
 
 import torch
