@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from iecl_fast.saib import reference
-from iecl_fast.saib.convolution import convolve, convolve_backward
+from iecl_fast.saib.convolution import convolve, convolve_transposed, weight_gradient
 
 _kernels = torch.ops.iecl_fast
 _LONGEST_SUM = 512  # longer ones may be shared out among threads, and their rounding would depend on how many
@@ -146,7 +146,9 @@ def _free_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, needs)
             _add_product(of_w3, of_s3.T, h2)
         _through_activation_(_product(of_s3, w3, out=of_s2[here]), s2[here], relu)
     h1 = s1 if relu else F.silu(s1)
-    of_s1, of_w2 = convolve_backward(of_s2.view(*bands.grid[:3], -1), h1.view(bands.grid) if needs[3] else None, w2)
+    of_s2 = of_s2.view(*bands.grid[:3], -1)
+    of_w2 = weight_gradient(of_s2, h1.view(bands.grid), w2) if needs[3] else None
+    of_s1 = convolve_transposed(of_s2, w2)
     of_s1 = _through_activation_(of_s1.flatten(0, 2), s1, relu)
     return of_s1, torch.zeros_like(w1), of_w2, of_w3, of_w4
 
@@ -170,7 +172,7 @@ def _monotone_forward(x, bands, w1, w2, w3, w4, activation, save, output):
     t2, flat_u2 = t2.flatten(0, 2), u2.flatten(0, 2)
     for _, here in bands:
         _product(_product(t2[here], w3.T).relu_(), w3, out=flat_u2[here])
-    u1 = convolve_backward(u2, None, w2)[0].flatten(0, 2)
+    u1 = convolve_transposed(u2, w2).flatten(0, 2)
     for part, here in bands:
         bands.write(x, u1[here], w1, part, output, positioned=True)
     return [t1, t2, u1]
@@ -196,10 +198,11 @@ def _monotone_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, ne
         _add_product(of_w3, a.T, flat_v2[here])
         _add_product(of_w3, of_z.T, t2[here])
         _product(of_z, w3, out=flat_v2[here])  # v2 has done its part and becomes the gradient of W2 W1 P
-    of_w2 = convolve_backward(u2, v1, w2, needs_features=False)[1] if needs[3] else None
+    of_w2 = None
+    if needs[3]:
+        of_w2 = weight_gradient(u2, v1, w2).add_(weight_gradient(v2, t1.view(bands.grid), w2))
     del u2, flat_u2, v1
-    of_t1, more = convolve_backward(v2, t1.view(bands.grid) if needs[3] else None, w2)
-    return of_t1.flatten(0, 2), of_w1, None if of_w2 is None else of_w2.add_(more), of_w3, None
+    return convolve_transposed(v2, w2).flatten(0, 2), of_w1, of_w2, of_w3, None
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
