@@ -3,12 +3,14 @@
 In the Winograd domain, F(2x2, 3x3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", with torch's
 products of matrices: 16 multiplications for 2x2 results instead of 36. The transforms are those of csrc/saib. torch's
 own convolution runs at what the machine can multiply, and so takes longer, but for narrow features, where transforms
-are not small beside the products. Its weight gradient is never used: its bits depend on the number of threads.
+are not small beside the products. Its weight gradient is not used: its bits depend on the number of threads.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from iecl_fast.saib.products import add_product, products
 
 _kernels = torch.ops.iecl_fast
 
@@ -29,7 +31,7 @@ def convolve(features: Tensor, weight: Tensor, relu: bool = False) -> Tensor:
         domain.transform(weight, _ROWS_OF_G[frequency])
         for begin, end, of_features, of_results in domain:
             _kernels._saib_tiles_of_features(features, frequency, begin, end, of_features)
-            torch.bmm(of_features, domain.weight.transpose(1, 2), out=of_results)
+            products(of_features, domain.weight.transpose(1, 2), out=of_results)
             _kernels._saib_add_to_results(of_results, frequency, begin, end, relu, results)
     return results
 
@@ -44,13 +46,15 @@ def convolve_transposed(gradients: Tensor, weight: Tensor) -> Tensor:
         domain.transform(weight, _ROWS_OF_G[frequency].flip(1))
         for begin, end, of_results, of_gradients in domain:
             _kernels._saib_tiles_of_features(gradients, frequency, begin, end, of_gradients)
-            torch.bmm(of_gradients, domain.weight, out=of_results)
+            products(of_gradients, domain.weight, out=of_results)
             _kernels._saib_add_to_results(of_results, frequency, begin, end, False, of_features)
     return of_features
 
 
 def weight_gradient(gradients: Tensor, features: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the weight, given those of the results."""
+    if weight.shape[1] < _NARROW:
+        return _narrow_weight_gradient(gradients, features, weight)
     of_taps = weight.new_empty(weight.shape[0] * weight.shape[1], 9)
     domain = _Domain(features, weight)
     for frequency in range(4):
@@ -58,11 +62,23 @@ def weight_gradient(gradients: Tensor, features: Tensor, weight: Tensor) -> Tens
             _kernels._saib_tiles_of_features(features, frequency, begin, end, of_features)
             _kernels._saib_tiles_of_gradients(gradients, frequency, begin, end, of_results)
             # beta = 0 ignores what was there.
-            products = of_results.transpose(1, 2), of_features
-            torch.baddbmm(domain.weight, *products, beta=int(begin > 0), out=domain.weight)
+            pair = of_results.transpose(1, 2), of_features
+            torch.baddbmm(domain.weight, *pair, beta=int(begin > 0), out=domain.weight)
         rows = domain.weight.flatten(1).T
         torch.addmm(of_taps, rows, _ROWS_OF_G[frequency], beta=int(frequency > 0), out=of_taps)
     return of_taps.view(weight.shape)
+
+
+def _narrow_weight_gradient(gradients, features, weight):
+    """Tap by tap."""
+    _, height, width, _ = features.shape
+    padded = F.pad(features, (0, 0, 1, 1, 1, 1))
+    taps = weight.new_zeros(3, 3, *weight.shape[:2])
+    for i in range(3):
+        for j in range(3):
+            shifted = padded[:, i : i + height, j : j + width].flatten(0, 2)
+            add_product(taps[i, j], gradients.flatten(0, 2).T, shifted)
+    return taps.permute(2, 3, 0, 1).contiguous()
 
 
 class _Domain:

@@ -13,7 +13,7 @@ PROBLEMS = [
     Problem("batch", (5, 3, 6, 9), 3),
     Problem("batch", (20, 3, 16, 12), 4),
     Problem("batch", (33, 3, 8, 24), 2, "silu"),
-    Problem("batch", (1, 3, 14, 14), 7, "silu"),
+    Problem("batch", (2, 3, 14, 14), 7, "silu"),
     Problem("batch", (6, 3, 5, 3), 1, positional=False),
     Problem("batch", (7, 3, 12, 12), 4, expansion="monotone"),
     Problem("patch", (3, 3, 6, 9), 3),
@@ -199,14 +199,10 @@ def test_inputs_are_never_written(problem):
 )
 def test_same_bits_in_every_run_on_any_number_of_threads(problem):
     tensors = problem.tensors()
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3, 1, 2):
-            torch.set_num_threads(threads)
-            results.append(output_and_gradients(problem.ours, tensors))
-    finally:
-        torch.set_num_threads(before)
+    results = []
+    for threads in (1, 2, 3, 1, 2):
+        torch.set_num_threads(threads)
+        results.append(output_and_gradients(problem.ours, tensors))
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
 
