@@ -54,6 +54,8 @@ class _Bands:
     def position_gradient(self, gradient: Tensor, of_features: Tensor, weight: Tensor) -> Tensor:
         """Sum over the images of gradient + unpatchify(of_features @ weight): (R, p*p)."""
         patch_size, channels_are_batch = self.options
+        if gradient.stride(0) < gradient[0].numel():
+            gradient = gradient.contiguous()  # the order of the sum is that of the layout
         own = reference.patchify(gradient.sum(0, keepdim=True), patch_size)[0]
         if channels_are_batch:
             return own + torch.mv(of_features, weight.sum(1)).view(own.shape)
