@@ -8,7 +8,7 @@ import torch
 
 import iecl_fast  # noqa: F401  (registers the operators)
 
-ROOMS = ("ring", "spectral")
+ROOMS = ("ring", "saib", "spectral")
 
 
 def main() -> None:

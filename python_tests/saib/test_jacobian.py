@@ -40,14 +40,13 @@ def test_exact_equals_slogdet_of_autograds_jacobian(expansion, cascade):
         )
 
 
-@pytest.mark.parametrize("expansion", ["free", "monotone"])
-@pytest.mark.parametrize("channels", ["batch", "patch"])
+@pytest.mark.parametrize(("channels", "expansion"), [("batch", "free"), ("patch", "monotone")])
 def test_stochastic_is_within_three_standard_errors_for_20_seeds(channels, expansion):
     block, x = block_and_images(channels, expansion, n=2)
     exact = block.log_abs_det_jacobian(x)
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
-        estimate = block.log_abs_det_jacobian(x, exact=False, num_probes=32, num_steps=40, generator=generator)
+        estimate = block.log_abs_det_jacobian(x, exact=False, num_probes=64, num_steps=16, generator=generator)
         assert not estimate.exact and (estimate.standard_error > 0).all()
         assert (estimate.standard_error < 0.1).all()
         assert ((estimate.whole - exact.whole).abs() <= 3 * estimate.standard_error).all(), seed
@@ -127,9 +126,9 @@ def test_leaves_no_trace():
 
 def test_errors():
     block, x = block_and_images("patch")
-    with pytest.raises(ValueError, match="num_probes = 1 .*at least 2"):
+    with pytest.raises(ValueError, match=r"num_probes = 1 .*at least 2"):
         block.log_abs_det_jacobian(x, exact=False, num_probes=1)
-    with pytest.raises(ValueError, match="num_steps = 0 .*at least 1"):
+    with pytest.raises(ValueError, match=r"num_steps = 0 .*at least 1"):
         block.log_abs_det_jacobian(x, exact=False, num_steps=0)
     with pytest.raises(ValueError, match="no images"):
         block.log_abs_det_jacobian(x[:0])

@@ -93,7 +93,7 @@ def test_a_cascade_of_three_trains(channels, expansion):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.2 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in block.parameters())
 
 
