@@ -4,8 +4,9 @@ All products of matrices and narrow 3x3 convolutions are torch's own. Features l
 1x1 convolutions are plain products. Whatever is between images and features is done band by band (rows of patches),
 beside the products and while it lies in a cache: no pass over memory of its own lays anything out.
 
-"free" saves h1 and h2 ("silu": what they are activations of), 3 D floats a position. h3 is computed again, band by
-band, for 4 D^2 of the forward pass' 25 D^2 multiplications a position, and never exists as a whole. "monotone" saves
+"free" saves h2 alone ("silu": what it is the activation of), 2 D floats a position. h3 is computed again, band by band,
+for 4 D^2 of the forward pass' 25 D^2 multiplications a position, and never exists as a whole; h1 twice, for D^2 each:
+for the gradient of w2, and when that of h1 is there and h1 gone. "monotone" saves
 W1 P, W2 W1 P and W2^T W3^T act(M P), 4 D floats a position.
 """
 
@@ -76,7 +77,7 @@ def feature_grid(x: Tensor, patch_size: int, channels_are_batch: bool) -> tuple[
 def empty_saved(x, w1, patch_size, channels_are_batch, activation, expansion) -> list[Tensor]:
     """Tensors of the shapes that ``forward`` saves."""
     images, height, width, channels = feature_grid(x, patch_size, channels_are_batch)
-    factors = (1, 2) if expansion == "free" else (1, 2, 1)
+    factors = (2,) if expansion == "free" else (1, 2, 1)
     return [x.new_empty(images * height * width, factor * channels) for factor in factors]
 
 
@@ -98,14 +99,17 @@ def backward(
     bands = _Bands(x, position, patch_size, channels_are_batch)
     run = _free_backward if expansion == "free" else _monotone_backward
     weights = w1.flatten(1), w2.contiguous(), w3.flatten(1), w4
-    of_h1, of_w1, *of_weights = run(gradient, x, bands, *weights, saved, activation, needs)
+    of_s1, of_w1, *of_weights = run(gradient, x, bands, *weights, saved, activation, needs)
     of_x = torch.empty_like(x) if needs[0] else None
     for part, here in bands:
+        features = bands.features(x, part, positioned=True)
+        if expansion == "free":
+            _through_activation_(of_s1[here], product(features, weights[0].T), activation == "relu")
         if needs[2]:
-            add_product(of_w1, of_h1[here].T, bands.features(x, part, positioned=True))
+            add_product(of_w1, of_s1[here].T, features)
         if needs[0]:
-            bands.write(gradient, of_h1[here], w1.flatten(1), part, of_x)
-    of_position = bands.position_gradient(gradient, of_h1, w1.flatten(1)) if needs[1] else None
+            bands.write(gradient, of_s1[here], weights[0], part, of_x)
+    of_position = bands.position_gradient(gradient, of_s1, weights[0]) if needs[1] else None
     gradients = [of_x, of_position, of_w1, *of_weights]
     return [_laid_out_as(own, like) for own, like, needed in zip(gradients, likes, needs) if needed]
 
@@ -113,25 +117,27 @@ def backward(
 # ---- free ----------------------------------------------------------------------------------------------------------
 
 
+def _first_features(x, bands, w1, relu):
+    """h1."""
+    h1 = x.new_empty(bands.positions, len(w1))
+    for part, here in bands:
+        product(bands.features(x, part, positioned=True), w1.T, out=h1[here])
+        _activate_(h1[here], relu)
+    return h1.view(bands.grid)
+
+
 def _free_forward(x, bands, w1, w2, w3, w4, activation, save, output):
     relu = activation == "relu"
-    s1 = x.new_empty(bands.positions, len(w1))
+    s2 = convolve(_first_features(x, bands, w1, relu), w2, relu).flatten(0, 2)
     for part, here in bands:
-        product(bands.features(x, part, positioned=True), w1.T, out=s1[here])
-        if relu:
-            s1[here].relu_()
-    h1 = s1 if relu else F.silu(s1, inplace=not save)
-    s2 = convolve(h1.view(bands.grid), w2, relu).flatten(0, 2)
-    del h1
-    for part, here in bands:
-        h3 = product(s2[here] if relu else F.silu(s2[here]), w3.T)
-        h3 = h3.relu_() if relu else F.silu(h3, inplace=True)
+        h3 = _activate_(product(s2[here] if relu else F.silu(s2[here]), w3.T), relu)
         bands.write(x, h3, w4.flatten(1).T, part, output, positioned=True)
-    return [s1, s2]
+    return [s2]
 
 
 def _free_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, needs):
-    s1, s2 = saved
+    """The gradient of h1, and those of the weights."""
+    (s2,) = saved
     relu = activation == "relu"
     w4 = w4.flatten(1)
     of_w3, of_w4 = torch.zeros_like(w3), torch.zeros_like(w4)
@@ -147,12 +153,13 @@ def _free_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, needs)
         if needs[4]:
             add_product(of_w3, of_s3.T, h2)
         _through_activation_(product(of_s3, w3, out=of_s2[here]), s2[here], relu)
-    h1 = s1 if relu else F.silu(s1)
     of_s2 = of_s2.view(*bands.grid[:3], -1)
-    of_w2 = weight_gradient(of_s2, h1.view(bands.grid), w2) if needs[3] else None
-    of_s1 = convolve_transposed(of_s2, w2)
-    of_s1 = _through_activation_(of_s1.flatten(0, 2), s1, relu)
-    return of_s1, torch.zeros_like(w1), of_w2, of_w3, of_w4
+    of_w2 = weight_gradient(of_s2, _first_features(x, bands, w1, relu), w2) if needs[3] else None
+    return convolve_transposed(of_s2, w2).flatten(0, 2), torch.zeros_like(w1), of_w2, of_w3, of_w4
+
+
+def _activate_(features: Tensor, relu: bool) -> Tensor:
+    return features.relu_() if relu else F.silu(features, inplace=True)
 
 
 def _through_activation_(gradient: Tensor, features: Tensor, relu: bool) -> Tensor:
