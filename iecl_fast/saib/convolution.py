@@ -15,7 +15,7 @@ from iecl_fast.saib.products import add_product, products
 _kernels = torch.ops.iecl_fast
 
 _NARROW = 20  # channels; below, torch's own convolution takes less time
-_SCRATCH_BYTES = 3 << 19  # of the Winograd domain at once: within a second-level cache
+_SCRATCH_BYTES = 3 << 18  # of tiles at once, or half as much as the weights they are multiplied with
 _G = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
 _ROWS_OF_G = [torch.kron(row[None], _G) for row in _G]  # (4, 9): a row of the 4x4 domain from the nine taps
 
@@ -88,9 +88,9 @@ class _Domain:
         images, height, width, _ = features.shape
         self.rows, self.columns = images * ((height + 1) // 2), (width + 1) // 2
         bytes_each = 4 * self.columns * (weight.shape[0] + weight.shape[1]) * features.element_size()
-        parts = max(1, -(-self.rows * bytes_each // _SCRATCH_BYTES))
-        self.step = max(1, -(-self.rows // parts))
         self.weight = weight.new_empty(4, *weight.shape[:2])
+        parts = max(1, -(-self.rows * bytes_each // max(_SCRATCH_BYTES, self.weight.nbytes // 2)))
+        self.step = max(1, -(-self.rows // parts))
         size = 4 * self.step * self.columns
         self.memory = [features.new_empty(size * channels) for channels in (weight.shape[1], weight.shape[0])]
 

@@ -19,7 +19,7 @@ from iecl_fast.saib.convolution import convolve, convolve_transposed, weight_gra
 from iecl_fast.saib.products import add_product, product
 
 _kernels = torch.ops.iecl_fast
-_BAND_BYTES = 1 << 19  # of the widest features at once: a quarter of a second-level cache
+_BAND_BYTES = 1 << 18  # of the widest features at once, or half as much as the weights they are multiplied with
 
 
 class _Bands:
@@ -33,7 +33,9 @@ class _Bands:
         count = (channels if channels_are_batch else n) * (height // patch_size)
         self.positions = self.grid[0] * self.grid[1] * self.grid[2]
         self.positions_each = self.positions // max(count, 1)
-        step = max(1, _BAND_BYTES // max(1, self.positions_each * 2 * self.grid[3] * x.element_size()))
+        bytes_of_position = 2 * self.grid[3] * x.element_size()
+        positions = max(_BAND_BYTES // max(bytes_of_position, 1), self.grid[3])
+        step = max(1, positions // max(self.positions_each, 1))
         self.parts = [(begin, min(begin + step, count)) for begin in range(0, count, step)]
 
     def __iter__(self):
