@@ -6,8 +6,8 @@ beside the products and while it lies in a cache: no pass over memory of its own
 
 "free" saves h2 alone ("silu": what it is the activation of), 2 D floats a position. h3 is computed again, band by band,
 for 4 D^2 of the forward pass' 25 D^2 multiplications a position, and never exists as a whole; h1 twice, for D^2 each:
-for the gradient of w2, and when that of h1 is there and h1 gone. "monotone" saves
-W1 P, W2 W1 P and W2^T W3^T act(M P), 4 D floats a position.
+for the gradient of w2, and again when the gradient of h1 has come. "monotone" saves W1 P, W2 W1 P and
+W2^T W3^T act(M P), 4 D floats a position.
 """
 
 import torch
