@@ -25,6 +25,7 @@ def report() -> str:
         "operator        cpu                 cuda",
     ]
     on_cuda = dispatch.describe()
+    on_cuda["saib"] = "PyTorch reference: no kernel yet"
     on_cuda["spectral_norm"] = "CUDA C++" if _library.cuda_missing is None else "PyTorch reference: no CUDA library"
     lines += [f"{operator:<15} C++ ({instruction_set})".ljust(36) + form for operator, form in on_cuda.items()]
     return "\n".join(lines)
