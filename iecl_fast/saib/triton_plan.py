@@ -1,0 +1,95 @@
+"""Which kernels run SAIB on a GPU, with which tiles: plain functions of shape and dtype, of nothing else.
+
+So results do not depend on the chip, nothing is tuned or looked up in a call, and every tile that can be returned is
+compiled ahead of time by the tests. Numbers are of products over `positions` (all pixels of one channel) of width D.
+
+Split of the forward pass, by what stays on chip (16-bit types; the 2D channels of h2 for a tile of 128 positions):
+
+* D <= 192: two kernels, W1 and everything after it. One kernel would have to form W1 P again under every tap of the 3x3,
+  1.3 times the operations, to save one write and one read of h1; the chip is bound by operations.
+* D > 192: one kernel a product. 128 positions of h2 are 128 KiB at D = 256, beside the tiles of the weights: it does not
+  fit with 128 positions, and with fewer the products lose more than the two passes over h2 and h3 that are saved.
+* float32: one kernel a product. h2 takes twice the space, and products in float32 are so slow that passes are cheap.
+"""
+
+from math import ceil
+from typing import NamedTuple
+
+
+class ProductTile(NamedTuple):
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+class TailTile(NamedTuple):
+    block_m: int
+    block_k: int
+    block_t: int
+    slice: int
+    slices: int
+    num_warps: int
+    num_stages: int
+
+
+class WeightTile(NamedTuple):
+    block_o: int
+    block_i: int
+    block_p: int
+    num_warps: int
+    num_stages: int
+
+
+def padded(width: int) -> int:
+    """Channels of features and packed weights: rows of 16-bit numbers stay aligned to 32 bytes."""
+    return (width + 15) // 16 * 16
+
+
+def product_tile(itemsize: int, taps: int, outputs: int) -> ProductTile:
+    if itemsize == 4:
+        return ProductTile(64, 64, 32, 4, 2)
+    if taps == 9 and outputs >= 256:
+        return ProductTile(128, 256, 64, 8, 3)
+    if outputs > 64:
+        return ProductTile(128, 128, 64, 8, 3)
+    return ProductTile(128, 64, 32, 4, 3)
+
+
+def tail_tile(itemsize: int, width: int) -> TailTile | None:
+    """None: one kernel for each product. Otherwise the smallest of 2^k and 3 * 2^k channels that holds 2 ``width``."""
+    if itemsize == 4 or width > 192:
+        return None
+    for slice, slices in ((32, 1), (64, 1), (32, 3), (128, 1), (64, 3), (256, 1), (128, 3)):
+        if 2 * width <= slice * slices:
+            break
+    return TailTile(128, 64 if width > 48 else 16, 32, slice, slices, 8 if width > 48 else 4, 2)
+
+
+def weight_tile(itemsize: int, outputs: int, inputs: int) -> WeightTile:
+    if itemsize == 4:
+        return WeightTile(64, 64, 32, 4, 2)
+    if max(outputs, inputs) > 64:
+        return WeightTile(128, 128, 64, 8, 3)
+    return WeightTile(64, 64, 64, 4, 3)
+
+
+def weight_splits(positions: int, taps: int, outputs: int, inputs: int, tile: WeightTile) -> int:
+    """Into how many sums a weight's gradient is split: about 256 programs, each of at least 8 blocks of positions."""
+    programs = taps * ceil(outputs / tile.block_o) * ceil(inputs / tile.block_i)
+    return max(1, min(ceil(256 / programs), positions // (8 * tile.block_p)))
+
+
+# A backward pass in one piece keeps 7 widths of gradients and features at a time. In pieces it keeps a part of them.
+UNSPLIT_BYTES = 64 << 20
+LEAST_UNITS = 4
+
+
+def units_at_once(units: int, unit: int, width: int, itemsize: int) -> int:
+    """Units (of ``unit`` positions) that one piece of a backward pass takes: about half the memory of what it reads.
+
+    The forward pass saves 3 ``width`` a position, the pieces keep 7.
+    """
+    allowed = max(UNSPLIT_BYTES, units * unit * 3 * width * itemsize // 2)
+    return min(units, max(LEAST_UNITS, allowed // (unit * 7 * width * itemsize)))
