@@ -9,7 +9,7 @@ from torch import Tensor
 
 from iecl_fast.saib import reference
 from iecl_fast.saib import triton_plan as plan
-from iecl_fast.saib.triton_launch import Geometry, Rows, WeightGradient, geometry, on_device_of, pack, product, tail
+from iecl_fast.saib.triton_launch import Geometry, Rows, WeightGradient, geometry, is_straight, on_device_of, pack, product, tail
 
 
 def empty_saved(x, w1, patch_size, channels_are_batch, activation, expansion) -> list[Tensor]:
@@ -94,9 +94,9 @@ def _free_forward(shape, x, embedding, weights, activation, saved, output, save)
     first, second = saved
     stored, loaded = _stored(activation), _loaded(activation)
     product(shape, x, w1, Rows(first), stored, **embedding.through(w1))
-    tile = plan.tail_tile(x.element_size(), shape.width)
+    silu = activation == "silu"
+    tile = plan.tail_tile(x.element_size(), shape.width, silu, is_straight(shape, x) and is_straight(shape, output))
     if tile is not None:
-        silu = activation == "silu"
         tail(shape, tile, first, [w2, w3, w4], second if save else None, x, output, embedding.grid, silu)
         return
     third = torch.empty_like(second)
@@ -118,17 +118,16 @@ class _Backward:
         self.dx = torch.empty_like(self.x)
         self.sums = None
         if self.need_position and shape.channels_are_batch:
-            tile = plan.product_tile(self.x.element_size(), 1, plan.padded(shape.width))
-            tiles = -(-plan.padded(shape.width) // tile.block_n)
-            self.sums = self.x.new_empty(tiles, shape.positions, dtype=torch.float32)
+            # A row for each tile of channels, of which there are fewer than of the narrowest tile.
+            self.sums = self.x.new_zeros(-(-shape.width // 64), shape.positions, dtype=torch.float32)
         self.over_samples = None
         self.raw_weights = weights
 
     def weight_gradients(self, units: int) -> list[WeightGradient | None]:
         """Sums for each weight that needs a gradient, which get at most ``units`` at a time."""
         return [
-            WeightGradient(self.shape, weight, units * self.shape.unit, self.x.dtype) if needed else None
-            for weight, needed in zip(self.raw_weights, self.need_weights)
+            WeightGradient(self.shape, weight, units * self.shape.unit, self.x.dtype, place in (0, 3)) if needed else None
+            for place, (weight, needed) in enumerate(zip(self.raw_weights, self.need_weights))
         ]
 
     def rows(self, width: int, units: int) -> Tensor:

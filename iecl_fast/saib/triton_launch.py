@@ -55,6 +55,13 @@ def geometry(x: Tensor, patch_size: int, channels_are_batch: bool) -> Geometry:
     return Geometry(*extents, rows, columns, units, unit, patch_size, channels_are_batch, precision)
 
 
+def is_straight(shape: Geometry, image: Tensor) -> bool:
+    """Whether pixels of neighbouring positions are neighbours in memory, in aligned runs of 16."""
+    *outer, last = image.stride()
+    lines = shape.channels_are_batch and last == 1 and image.shape[3] % 16 == 0
+    return lines and all(stride % 16 == 0 for stride in outer)
+
+
 class Rows(NamedTuple):
     """Features (positions, padded channels) of the positions from ``start`` on, in patch order."""
 
@@ -100,8 +107,10 @@ def product(
     taps, outputs, inputs = weight.shape
     if transposed:
         outputs, inputs = inputs, outputs
-    tile = plan.product_tile(weight.element_size(), taps, outputs)
     source_image, target_image = isinstance(source, Tensor), isinstance(target, Tensor)
+    images = [one for one in (source, target, skip) if isinstance(one, Tensor)]
+    scattered = not all(is_straight(shape, one) for one in images)
+    tile = plan.product_tile(weight.element_size(), outputs, scattered)
     image = source if source_image else skip
     source_rows, target_rows = (Rows(one) if isinstance(one, Tensor) else one for one in (source, target))
     saved_rows = saved or Rows(None)
@@ -188,12 +197,12 @@ def tail(
 class WeightGradient:
     """Sums of one weight's gradient: ``add`` for each piece of the positions and each use of the weight, in order."""
 
-    def __init__(self, shape: Geometry, weight: Tensor, positions: int, dtype: torch.dtype):
-        """``positions``: how many ``add`` gets at most."""
+    def __init__(self, shape: Geometry, weight: Tensor, positions: int, dtype: torch.dtype, from_image: bool):
+        """``positions``: how many ``add`` gets at most. ``from_image``: one of the two factors is an image."""
         self.shape, self.weight = shape, weight
         outputs, inputs = plan.padded(weight.shape[0]), plan.padded(weight.shape[1])
         taps = weight.shape[2] * weight.shape[3]
-        self.tile = plan.weight_tile(dtype.itemsize, outputs, inputs)
+        self.tile = plan.weight_tile(dtype.itemsize, outputs, inputs, from_image)
         self.splits = plan.weight_splits(positions, taps, outputs, inputs, self.tile)
         self.partial = weight.new_empty(self.splits + 1, taps, outputs, inputs, dtype=torch.float32)
         self.used = self.splits

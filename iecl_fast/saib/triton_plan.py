@@ -47,29 +47,45 @@ def padded(width: int) -> int:
     return (width + 15) // 16 * 16
 
 
-def product_tile(itemsize: int, taps: int, outputs: int) -> ProductTile:
+def product_tile(itemsize: int, outputs: int, scattered: bool) -> ProductTile:
+    """``scattered``: an image is read or written whose pixels are not straight (see tail_tile)."""
     if itemsize == 4:
-        return ProductTile(64, 64, 32, 4, 2)
-    if taps == 9 and outputs >= 256:
+        return ProductTile(64, 64, 16, 4, 2)
+    if outputs >= 256 and not scattered:
         return ProductTile(128, 256, 64, 8, 3)
     if outputs > 64:
         return ProductTile(128, 128, 64, 8, 3)
     return ProductTile(128, 64, 32, 4, 3)
 
 
-def tail_tile(itemsize: int, width: int) -> TailTile | None:
-    """None: one kernel for each product. Otherwise the smallest of 2^k and 3 * 2^k channels that holds 2 ``width``."""
+def tail_tile(itemsize: int, width: int, silu: bool, straight: bool) -> TailTile | None:
+    """None: one kernel for each product. Otherwise the smallest of 2^k and 3 * 2^k channels that holds 2 ``width``.
+
+    ``straight``: pixels of neighbouring positions are neighbours in memory, in aligned runs of 16. Where they are not,
+    addresses take many registers, and SiLU takes some; then from 192 channels on 64 positions fit, not 128.
+    """
     if itemsize == 4 or width > 192:
         return None
     for slice, slices in ((32, 1), (64, 1), (32, 3), (128, 1), (64, 3), (256, 1), (128, 3)):
         if 2 * width <= slice * slices:
             break
-    return TailTile(128, 64 if width > 48 else 16, 32, slice, slices, 8 if width > 48 else 4, 2)
+    if width <= 48:
+        return TailTile(128, 16, 32, slice, slices, 4, 2)
+    if width <= 96:
+        return TailTile(128, 64, 32, slice, slices, 8, 2)
+    if silu or not straight:
+        return TailTile(64, 64, 32, slice, slices, 8, 2)
+    if width <= 128:
+        return TailTile(128, 64, 32, slice, slices, 8, 2)
+    return TailTile(128, 32, 16, slice, slices, 16, 2)
 
 
-def weight_tile(itemsize: int, outputs: int, inputs: int) -> WeightTile:
+def weight_tile(itemsize: int, outputs: int, inputs: int, from_image: bool) -> WeightTile:
+    """``from_image``: of w1 and w4, whose addresses take registers too."""
     if itemsize == 4:
-        return WeightTile(64, 64, 32, 4, 2)
+        return WeightTile(64, 64, 16, 4, 2)
+    if inputs >= 256 and not from_image:
+        return WeightTile(128, 256, 64, 8, 3)
     if max(outputs, inputs) > 64:
         return WeightTile(128, 128, 64, 8, 3)
     return WeightTile(64, 64, 64, 4, 3)

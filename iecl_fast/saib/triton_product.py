@@ -9,7 +9,9 @@ from iecl_fast.saib.triton_tiles import (
     channel_offset,
     load_rows,
     load_weight,
+    part,
     position_term,
+    places_of,
     positions_of,
     tap_rows,
 )
@@ -70,9 +72,13 @@ def product_kernel(
     tile_n = tl.program_id(0) % tiles_n  # tiles that read the same rows follow each other
     local = (tl.program_id(0) // tiles_n) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = local < count
-    row, a, b, pixel = positions_of(
-        first + local, grid_height, grid_width, image_n, image_c, image_h, image_w, PATCH, BATCH
-    )
+    if SOURCE_IMAGE or EPILOGUE == "skip":
+        row, a, b, pixel = positions_of(
+            first + local, grid_height, grid_width, image_n, image_c, image_h, image_w, PATCH, BATCH
+        )
+    else:
+        row = first + local
+        a, b = places_of(row, extent_a, extent_b)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
 
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -90,29 +96,37 @@ def product_kernel(
         factor = load_weight(weight, tap, n, k, N, K, BLOCK_N, BLOCK_K, TRANSPOSED)
         total = tl.dot(tile, factor, total, input_precision=PRECISION)
 
-    if position is not None:
-        total += position_term(position, columns, row, extent_a * extent_b, inside, n, N, BATCH)
+    # Long epilogues take 16 columns at a time: with all of them the registers do not suffice.
+    PARTS: tl.constexpr = BLOCK_N // 16 if EPILOGUE == "skip" or EPILOGUE == "silu_gradient" else 1
+    WIDTH: tl.constexpr = BLOCK_N // PARTS
     if EPILOGUE == "skip":
-        channels = (n < D)[None, :]
-        at = pixel[:, None] + channel_offset(n, image_n, image_c, image_h, image_w, PATCH, BATCH)[None, :]
-        own = tl.load(skip + at, mask=inside[:, None] & channels, other=0.0).to(tl.float32)
-        total += own
-        if sums is not None:
-            over_channels = tl.sum(tl.where(channels, total, 0.0), axis=1)
-            tl.store(sums + tile_n.to(tl.int64) * num_positions + row, over_channels, mask=inside)
-        total += own
-        _, _, _, pixel = positions_of(
+        over_channels = tl.zeros([BLOCK_M], tl.float32)
+        _, _, _, target_pixel = positions_of(
             first + local, grid_height, grid_width, target_n, target_c, target_h, target_w, PATCH, BATCH
         )
-        at = pixel[:, None] + channel_offset(n, target_n, target_c, target_h, target_w, PATCH, BATCH)[None, :]
-        tl.store(target + at, total.to(target.dtype.element_ty), mask=inside[:, None] & channels)
-    else:
-        within = inside[:, None] if N % BLOCK_N == 0 else inside[:, None] & (n < N)[None, :]
-        if EPILOGUE == "relu_gradient" or EPILOGUE == "silu_gradient":
-            at = (row - saved_row).to(tl.int64)[:, None] * N + n[None, :]
-            before = tl.load(saved + at, mask=within, other=0.0).to(tl.float32)
-            total = activation_gradient(total, before, "relu" if EPILOGUE == "relu_gradient" else "silu")
-        elif EPILOGUE == "relu":
-            total = activate(total, "relu")
-        at = (row - target_row).to(tl.int64)[:, None] * N + n[None, :]
-        tl.store(target + at, total.to(target.dtype.element_ty), mask=within)
+    for q in tl.static_range(PARTS):
+        piece = part(total, q, PARTS)
+        c = tile_n * BLOCK_N + q * WIDTH + tl.arange(0, WIDTH)
+        if position is not None:
+            piece += position_term(position, columns, row, extent_a * extent_b, inside, c, N, BATCH)
+        if EPILOGUE == "skip":
+            within = inside[:, None] & (c < D)[None, :]
+            at = pixel[:, None] + channel_offset(c, image_n, image_c, image_h, image_w, PATCH, BATCH)[None, :]
+            own = tl.load(skip + at, mask=within, other=0.0).to(tl.float32)
+            if sums is not None:
+                over_channels += tl.sum(tl.where(within, piece + own, 0.0), axis=1)
+            at = target_pixel[:, None]
+            at += channel_offset(c, target_n, target_c, target_h, target_w, PATCH, BATCH)[None, :]
+            tl.store(target + at, (piece + 2 * own).to(target.dtype.element_ty), mask=within)
+        else:
+            within = inside[:, None] if N % BLOCK_N == 0 else inside[:, None] & (c < N)[None, :]
+            if EPILOGUE == "relu_gradient" or EPILOGUE == "silu_gradient":
+                at = (row - saved_row).to(tl.int64)[:, None] * N + c[None, :]
+                before = tl.load(saved + at, mask=within, other=0.0).to(tl.float32)
+                piece = activation_gradient(piece, before, "relu" if EPILOGUE == "relu_gradient" else "silu")
+            elif EPILOGUE == "relu":
+                piece = activate(piece, "relu")
+            at = (row - target_row).to(tl.int64)[:, None] * N + c[None, :]
+            tl.store(target + at, piece.to(target.dtype.element_ty), mask=within)
+    if sums is not None:
+        tl.store(sums + tile_n.to(tl.int64) * num_positions + row, over_channels, mask=inside)

@@ -8,6 +8,7 @@ from iecl_fast.saib.triton_tiles import (
     channel_offset,
     load_rows,
     load_weight,
+    part,
     position_term,
     positions_of,
     tap_rows,
@@ -15,25 +16,30 @@ from iecl_fast.saib.triton_tiles import (
 
 
 @triton.jit
-def _store_rows(rows, row, inside, n, value, WIDTH: tl.constexpr):
-    at = row.to(tl.int64)[:, None] * WIDTH + n[None, :]
-    tl.store(rows + at, value.to(rows.dtype.element_ty), mask=inside[:, None] & (n < WIDTH)[None, :])
+def _keep(rows, row, inside, start, before, after, SILU: tl.constexpr, SLICE: tl.constexpr, WIDTH: tl.constexpr):
+    """A slice of h2 for the backward pass: what comes before SiLU; ReLU's gradient is seen from what comes after."""
+    value = (before if SILU else after).to(rows.dtype.element_ty)
+    n = start + tl.arange(0, SLICE)
+    tl.store(rows + row.to(tl.int64)[:, None] * WIDTH + n[None, :], value, mask=inside[:, None] & (n < WIDTH)[None, :])
 
 
 @triton.jit
 def _store_image(
-    target, skip, total, position, row, cells, inside, pixel, target_pixel, n,
+    target, skip, total, position, row, cells, inside, pixel, target_pixel, start,
     image_n, image_c, image_h, image_w, target_n, target_c, target_h, target_w,
-    D: tl.constexpr, K: tl.constexpr, PATCH: tl.constexpr, BATCH: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, PATCH: tl.constexpr, BATCH: tl.constexpr,
 ):  # fmt: skip
-    """target = total + embedding + 2 skip."""
-    within = inside[:, None] & (n < D)[None, :]
-    if position is not None:
-        total += position_term(position, None, row, cells, inside, n, K, BATCH)
-    at = pixel[:, None] + channel_offset(n, image_n, image_c, image_h, image_w, PATCH, BATCH)[None, :]
-    total += 2 * tl.load(skip + at, mask=within, other=0.0).to(tl.float32)
-    at = target_pixel[:, None] + channel_offset(n, target_n, target_c, target_h, target_w, PATCH, BATCH)[None, :]
-    tl.store(target + at, total.to(target.dtype.element_ty), mask=within)
+    """Channels ``start`` .. ``start`` + BLOCK - 1 of target = total + embedding + 2 skip, 16 at a time."""
+    for q in tl.static_range(BLOCK // 16):
+        piece = part(total, q, BLOCK // 16)
+        n = start + q * 16 + tl.arange(0, 16)
+        within = inside[:, None] & (n < D)[None, :]
+        if position is not None:
+            piece += position_term(position, None, row, cells, inside, n, K, BATCH)
+        at = pixel[:, None] + channel_offset(n, image_n, image_c, image_h, image_w, PATCH, BATCH)[None, :]
+        piece += 2 * tl.load(skip + at, mask=within, other=0.0).to(tl.float32)
+        at = target_pixel[:, None] + channel_offset(n, target_n, target_c, target_h, target_w, PATCH, BATCH)[None, :]
+        tl.store(target + at, piece.to(target.dtype.element_ty), mask=within)
 
 
 # X' = 2 X + E + W4 act(W3 act(W2 * h1)) for BLOCK_M positions at a time, all channels.
@@ -107,19 +113,19 @@ def tail_kernel(
             factor = load_weight(w2, tap, n2, k, N, K, SLICE, BLOCK_K, False)
             total2 = tl.dot(tile, factor, total2, input_precision=PRECISION)
 
-    # SiLU's gradient needs what came before it, ReLU's is seen from what comes after.
-    after0 = activate(total0, activation)
-    h0 = after0.to(dtype)
+    after = activate(total0, activation)
+    h0 = after.to(dtype)
     if second is not None:
-        _store_rows(second, row, inside, n0, total0 if SILU else after0, N)
+        _keep(second, row, inside, 0, total0, after, SILU, SLICE, N)
     if SLICES == 3:
-        after1 = activate(total1, activation)
-        after2 = activate(total2, activation)
-        h1 = after1.to(dtype)
-        h2 = after2.to(dtype)
+        after = activate(total1, activation)
+        h1 = after.to(dtype)
         if second is not None:
-            _store_rows(second, row, inside, n1, total1 if SILU else after1, N)
-            _store_rows(second, row, inside, n2, total2 if SILU else after2, N)
+            _keep(second, row, inside, SLICE, total1, after, SILU, SLICE, N)
+        after = activate(total2, activation)
+        h2 = after.to(dtype)
+        if second is not None:
+            _keep(second, row, inside, 2 * SLICE, total2, after, SILU, SLICE, N)
 
     o0 = tl.arange(0, SLICE // 2)
     o1 = SLICE // 2 + o0
@@ -151,15 +157,15 @@ def tail_kernel(
     )
     cells = extent_a * extent_b
     _store_image(
-        target, skip, out0, position, row, cells, inside, pixel, target_pixel, o0,
-        image_n, image_c, image_h, image_w, target_n, target_c, target_h, target_w, D, K, PATCH, BATCH,
+        target, skip, out0, position, row, cells, inside, pixel, target_pixel, 0,
+        image_n, image_c, image_h, image_w, target_n, target_c, target_h, target_w, D, K, SLICE // 2, PATCH, BATCH,
     )  # fmt: skip
     if SLICES == 3:
         _store_image(
-            target, skip, out1, position, row, cells, inside, pixel, target_pixel, o1,
-            image_n, image_c, image_h, image_w, target_n, target_c, target_h, target_w, D, K, PATCH, BATCH,
+            target, skip, out1, position, row, cells, inside, pixel, target_pixel, SLICE // 2,
+            image_n, image_c, image_h, image_w, target_n, target_c, target_h, target_w, D, K, SLICE // 2, PATCH, BATCH,
         )  # fmt: skip
         _store_image(
-            target, skip, out2, position, row, cells, inside, pixel, target_pixel, o2,
-            image_n, image_c, image_h, image_w, target_n, target_c, target_h, target_w, D, K, PATCH, BATCH,
+            target, skip, out2, position, row, cells, inside, pixel, target_pixel, SLICE,
+            image_n, image_c, image_h, image_w, target_n, target_c, target_h, target_w, D, K, SLICE // 2, PATCH, BATCH,
         )  # fmt: skip

@@ -7,8 +7,9 @@ Both channel modes are one problem: features of D channels over images of ``exte
 
 In memory a pixel of X lies at offset(position) + offset(channel) in either mode, so patchify and unpatchify are
 addresses. Features between the products are *rows*: (positions in patch order, channels), channels contiguous and
-rounded up to a multiple of 16. Products take positions in the image's own order (within a strip of patches line by
-line), so that neighbouring positions of X are neighbours in memory; a row may be read in any order.
+rounded up to a multiple of 16. Products that touch X or X' take positions in the image's own order (within a strip of
+patches line by line), so that neighbouring positions are neighbours in memory; others take rows as they come. A strip
+(channels_are_batch) or a sample has the same numbers in either order.
 """
 
 import triton
@@ -39,6 +40,12 @@ def positions_of(
         row = m
         pixel = sample.to(tl.int64) * stride_n + a.to(tl.int64) * PATCH * stride_h + b.to(tl.int64) * PATCH * stride_w
     return row, a, b, pixel
+
+
+@triton.jit
+def places_of(row, extent_a, extent_b):
+    """a, b of rows (patch order)."""
+    return (row // extent_b) % extent_a, row % extent_b
 
 
 @triton.jit
@@ -129,3 +136,14 @@ def position_term(position, columns, row, cells, inside, n, N: tl.constexpr, BAT
         at = (row % cells).to(tl.int64)[:, None] * N + n[None, :]
         term = tl.load(position + at, mask=inside[:, None] & (n < N)[None, :], other=0.0).to(tl.float32)
     return term
+
+
+@triton.jit
+def part(tile, Q: tl.constexpr, PARTS: tl.constexpr):
+    """Part Q of PARTS (a power of two) of the columns. A long epilogue on a part at a time needs fewer registers."""
+    if PARTS == 1:
+        result = tile
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(tile, [tile.shape[0], 2, tile.shape[1] // 2]), (0, 2, 1)))
+        result = part(left if Q < PARTS // 2 else right, Q % (PARTS // 2), PARTS // 2)
+    return result

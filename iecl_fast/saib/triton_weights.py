@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from iecl_fast.saib.triton_tiles import channel_offset, load_rows, positions_of, tap_rows
+from iecl_fast.saib.triton_tiles import channel_offset, load_rows, part, places_of, positions_of, tap_rows
 
 
 # partial[split, tap, o, k] = sum over the split's positions m of gradient[m, o] * features[m + tap, k].
@@ -56,17 +56,19 @@ def weight_gradient_kernel(
     split = program // (tiles_o * tiles_k * TAPS)
     o = tile_o * BLOCK_O + tl.arange(0, BLOCK_O)
     k = tile_k * BLOCK_I + tl.arange(0, BLOCK_I)
-    at = ((split * TAPS + tap).to(tl.int64) * O + o[:, None]) * K + k[None, :]
-    within = (o < O)[:, None] & (k < K)[None, :]
 
     total = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
     embedded = tl.zeros([BLOCK_O], tl.float32)
     for start in range(split * span, tl.minimum(split * span + span, count), BLOCK_P):
         local = start + tl.arange(0, BLOCK_P)
         inside = local < count
-        row, a, b, pixel = positions_of(
-            first + local, grid_height, grid_width, image_n, image_c, image_h, image_w, PATCH, BATCH
-        )
+        if GRADIENT_IMAGE or FEATURES_IMAGE:
+            row, a, b, pixel = positions_of(
+                first + local, grid_height, grid_width, image_n, image_c, image_h, image_w, PATCH, BATCH
+            )
+        else:
+            row = first + local
+            a, b = places_of(row, extent_a, extent_b)
         if GRADIENT_IMAGE:
             place = pixel[:, None] + channel_offset(o, image_n, image_c, image_h, image_w, PATCH, BATCH)[None, :]
             slope = tl.load(gradient + place, mask=inside[:, None] & (o < D)[None, :], other=0.0)
@@ -87,8 +89,15 @@ def weight_gradient_kernel(
 
     if position is not None:
         total += embedded[:, None]
-    total += tl.load(partial + at, mask=within & (accumulate != 0), other=0.0)
-    tl.store(partial + at, total, mask=within)
+    # 32 columns at a time, or the registers do not suffice.
+    PARTS: tl.constexpr = BLOCK_I // 32
+    for q in tl.static_range(PARTS):
+        piece = part(total, q, PARTS)
+        c = tile_k * BLOCK_I + q * 32 + tl.arange(0, 32)
+        at = ((split * TAPS + tap).to(tl.int64) * O + o[:, None]) * K + c[None, :]
+        within = (o < O)[:, None] & (c < K)[None, :]
+        piece += tl.load(partial + at, mask=within & (accumulate != 0), other=0.0)
+        tl.store(partial + at, piece, mask=within)
 
 
 # gradient[o, k, tap] = sum over splits, in their order, of partial[split, tap, o, k]: one read of partial, bound by it.
