@@ -1,7 +1,7 @@
 """SAIB by Triton kernels: the operators' forward and backward pass, as plain.py has them for every other device.
 
-Saved for the backward pass, as rows (see triton_tiles.py): "free": what w1 and w2 give, after ReLU or before SiLU; what w3
-gives is computed again. "monotone": W1 P, W2 W1 P, M P (after ReLU or before SiLU) and W2^T W3^T act(M P).
+Saved for the backward pass, as rows (see triton_tiles.py): "free": what w1 and w2 give, after ReLU or before SiLU; what
+w3 gives is computed again. "monotone": W1 P, W2 W1 P, M P (after ReLU or before SiLU) and W2^T W3^T act(M P).
 """
 
 import torch
@@ -9,27 +9,36 @@ from torch import Tensor
 
 from iecl_fast.saib import reference
 from iecl_fast.saib import triton_plan as plan
-from iecl_fast.saib.triton_launch import Geometry, Rows, WeightGradient, geometry, is_straight, on_device_of, pack, product, tail
+from iecl_fast.saib.triton_launch import (
+    Geometry,
+    Rows,
+    WeightGradient,
+    geometry,
+    is_straight,
+    new_rows,
+    on_device_of,
+    pack,
+    product,
+    tail,
+)
 
 
 def empty_saved(x, w1, patch_size, channels_are_batch, activation, expansion) -> list[Tensor]:
     """Tensors of the shapes that ``forward`` saves."""
     shape = geometry(x, patch_size, channels_are_batch)
-    widths = (1, 2) if expansion == "free" else (1, 2, 2, 1)
-    return [x.new_empty(shape.positions, plan.padded(width * shape.width)) for width in widths]
+    return [new_rows(shape, x, width) for width in ((1, 2) if expansion == "free" else (1, 2, 2, 1))]
 
 
 def forward(x, position, w1, w2, w3, w4, patch_size, channels_are_batch, activation, expansion, save):
     output = torch.empty_like(x)
-    saved = empty_saved(x, w1, patch_size, channels_are_batch, activation, expansion)
+    saved = empty_saved(x, w1, patch_size, channels_are_batch, activation, expansion) if save else []
     if x.numel() > 0:
         shape = geometry(x, patch_size, channels_are_batch)
         weights = [pack(weight, x.dtype) for weight in (w1, w2, w3, w4) if weight is not None]
         with on_device_of(x):
-            embedding = _Embedding(position, shape, x)
             run = _free_forward if expansion == "free" else _monotone_forward
-            run(shape, x, embedding, weights, activation, saved, output, save)
-    return output, saved if save else []
+            run(shape, x, _Embedding(position, shape, x), weights, activation, saved, output)
+    return output, saved
 
 
 def backward(
@@ -89,17 +98,18 @@ def _loaded(activation: str) -> str:
 # ---- free: P + W4 act(W3 act(W2 * act(W1 P))) ------------------------------------------------------------------------
 
 
-def _free_forward(shape, x, embedding, weights, activation, saved, output, save):
+def _free_forward(shape, x, embedding, weights, activation, saved, output):
     w1, w2, w3, w4 = weights
-    first, second = saved
+    first, second = saved or (new_rows(shape, x, 1), None)
     stored, loaded = _stored(activation), _loaded(activation)
     product(shape, x, w1, Rows(first), stored, **embedding.through(w1))
     silu = activation == "silu"
     tile = plan.tail_tile(x.element_size(), shape.width, silu, is_straight(shape, x) and is_straight(shape, output))
     if tile is not None:
-        tail(shape, tile, first, [w2, w3, w4], second if save else None, x, output, embedding.grid, silu)
+        tail(shape, tile, first, [w2, w3, w4], second, x, output, embedding.grid, silu)
         return
-    third = torch.empty_like(second)
+    second = new_rows(shape, x, 2) if second is None else second
+    third = new_rows(shape, x, 2)
     product(shape, Rows(first), w2, Rows(second), stored, load_activation=loaded)
     product(shape, Rows(second), w3, Rows(third), stored, load_activation=loaded)
     product(shape, Rows(third), w4, output, "skip", load_activation=loaded, skip=x, position=embedding.grid)
@@ -126,12 +136,9 @@ class _Backward:
     def weight_gradients(self, units: int) -> list[WeightGradient | None]:
         """Sums for each weight that needs a gradient, which get at most ``units`` at a time."""
         return [
-            WeightGradient(self.shape, weight, units * self.shape.unit, self.x.dtype, place in (0, 3)) if needed else None
-            for place, (weight, needed) in enumerate(zip(self.raw_weights, self.need_weights))
+            WeightGradient(self.shape, weight, units * self.shape.unit, self.x.dtype, from_image) if needed else None
+            for weight, needed, from_image in zip(self.raw_weights, self.need_weights, (True, False, False, True))
         ]
-
-    def rows(self, width: int, units: int) -> Tensor:
-        return self.x.new_empty(units * self.shape.unit, plan.padded(width * self.shape.width))
 
     def through_w1(self, d1: Rows, units: tuple[int, int], w1_sums: WeightGradient | None) -> None:
         """From the gradient after W1 for ``units``: dX, and what the gradients of position and W1 add up."""
@@ -170,8 +177,8 @@ class _Backward:
 class _FreeBackward(_Backward):
     """In pieces of the positions, so that only a part of the gradients between the products exists at a time.
 
-    Up to the gradient after W2, d2, a piece needs nothing but itself. The 3x3 looks one row further at both ends: it lags
-    by one unit behind and finds the last two units of d2 kept.
+    Up to the gradient after W2, d2, a piece needs nothing but itself. The 3x3 looks one row further at both ends: it
+    lags by one unit behind and finds the last two units of d2 kept.
     """
 
     def results(self) -> list[Tensor | None]:
@@ -179,9 +186,9 @@ class _FreeBackward(_Backward):
         margin = 1 if shape.channels_are_batch else 0
         at_once = plan.units_at_once(shape.units, shape.unit, shape.width, self.x.element_size())
         self.sums_of = self.weight_gradients(at_once)
-        third, d3 = self.rows(2, at_once), self.rows(2, at_once)
-        d2 = self.rows(2, min(shape.units, at_once + 2 * margin))
-        d1 = self.rows(1, min(shape.units, at_once + margin))
+        third, d3 = (new_rows(shape, self.x, 2, at_once) for _ in range(2))
+        d2 = new_rows(shape, self.x, 2, min(shape.units, at_once + 2 * margin))
+        d1 = new_rows(shape, self.x, 1, min(shape.units, at_once + margin))
         start = ready = done = 0
         while done < shape.units:
             end = min(ready + at_once, shape.units)
@@ -220,16 +227,16 @@ class _FreeBackward(_Backward):
         self.through_w1(d1, units, w1_sums)
 
 
-# ---- monotone: P + M^T act(M P), M = W3 W2 W1 --------------------------------------------------------------------------
+# ---- monotone: P + M^T act(M P), M = W3 W2 W1 ------------------------------------------------------------------------
 
 
-def _monotone_forward(shape, x, embedding, weights, activation, saved, output, save):
+def _monotone_forward(shape, x, embedding, weights, activation, saved, output):
     w1, w2, w3 = weights
-    first, second, z, back = (Rows(one) for one in saved)
+    first, second, z, back = (Rows(one) for one in saved or [new_rows(shape, x, width) for width in (1, 2, 2, 1)])
     product(shape, x, w1, first, "none", **embedding.through(w1))
     product(shape, first, w2, second, "none")
     product(shape, second, w3, z, _stored(activation))
-    between = second if not save else Rows(torch.empty_like(second.values))
+    between = Rows(new_rows(shape, x, 2)) if saved else second
     product(shape, z, w3, between, "none", transposed=True, load_activation=_loaded(activation))
     product(shape, between, w2, back, "none", transposed=True)
     product(shape, back, w1, output, "skip", transposed=True, skip=x, position=embedding.grid)
@@ -244,8 +251,7 @@ class _MonotoneBackward(_Backward):
         units = 0, shape.units
         first, second, z, back = (Rows(one) for one in self.saved)
         w1_sums, w2_sums, w3_sums, _ = self.weight_gradients(shape.units)
-        one, other = Rows(self.rows(1, shape.units)), Rows(self.rows(2, shape.units))
-        dz = Rows(self.rows(2, shape.units))
+        one, other, dz = (Rows(new_rows(shape, self.x, width)) for width in (1, 2, 2))
         product(shape, self.gradient, w1, one, "none")
         product(shape, one, w2, other, "none")
         product(shape, other, w3, dz, self.slope, saved=z)

@@ -69,9 +69,14 @@ class Rows(NamedTuple):
     start: int = 0
 
 
+def new_rows(shape: Geometry, x: Tensor, width: int, units: int | None = None) -> Tensor:
+    """Features of ``width`` times D channels over ``units`` (all if None), with no values."""
+    return x.new_empty((shape.units if units is None else units) * shape.unit, plan.padded(width * shape.width))
+
+
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """(outputs, inputs, kh, kw) to (kh * kw, padded outputs, padded inputs); itself if it is that already."""
-    outputs, inputs, *kernel = weight.shape
+    outputs, inputs = weight.shape[:2]
     taps = weight.permute(2, 3, 0, 1).reshape(-1, outputs, inputs)
     shape = len(taps), plan.padded(outputs), plan.padded(inputs)
     if shape == taps.shape:

@@ -5,10 +5,10 @@ compiled ahead of time by the tests. Numbers are of products over `positions` (a
 
 Split of the forward pass, by what stays on chip (16-bit types; the 2D channels of h2 for a tile of 128 positions):
 
-* D <= 192: two kernels, W1 and everything after it. One kernel would have to form W1 P again under every tap of the 3x3,
-  1.3 times the operations, to save one write and one read of h1; the chip is bound by operations.
-* D > 192: one kernel a product. 128 positions of h2 are 128 KiB at D = 256, beside the tiles of the weights: it does not
-  fit with 128 positions, and with fewer the products lose more than the two passes over h2 and h3 that are saved.
+* D <= 192: two kernels, W1 and everything after it. One kernel would have to form W1 P again under every tap of the
+  3x3, 1.3 times the operations, to save one write and one read of h1; the chip is bound by operations.
+* D > 192: one kernel a product. 128 positions of h2 are 128 KiB at D = 256, beside the tiles of the weights: it does
+  not fit, and with fewer positions the products lose more than the passes over h2 and h3 that are saved.
 * float32: one kernel a product. h2 takes twice the space, and products in float32 are so slow that passes are cheap.
 """
 

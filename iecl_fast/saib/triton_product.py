@@ -10,8 +10,8 @@ from iecl_fast.saib.triton_tiles import (
     load_rows,
     load_weight,
     part,
-    position_term,
     places_of,
+    position_term,
     positions_of,
     tap_rows,
 )

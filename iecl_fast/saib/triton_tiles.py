@@ -71,9 +71,7 @@ def tap_rows(row, a, b, inside, tap, extent_a, extent_b, SIGN: tl.constexpr):
 
 
 @triton.jit
-def load_rows(
-    rows, row, exists, k, first_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr
-):
+def load_rows(rows, row, exists, k, first_row, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
     """Tile (row, k), BLOCK channels, of features ``rows`` (.., WIDTH) that start at ``first_row``; 0 where none is."""
     at = (row - first_row).to(tl.int64)[:, None] * WIDTH + k[None, :]
     if WIDTH % BLOCK == 0:
@@ -90,11 +88,8 @@ def load_weight(
     weight, tap, n, k, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Tile (k, n), BLOCK_K x BLOCK_N, of tap ``tap`` of a packed weight: (taps, N, K), or its transpose's (taps, K, N)."""
-    if TRANSPOSED:
-        at = k[:, None] * N + n[None, :]
-    else:
-        at = n[None, :] * K + k[:, None]
+    """Tile (k, n) of one tap of a packed weight: (taps, N, K), or of its transpose: (taps, K, N)."""
+    at = k[:, None] * N + n[None, :] if TRANSPOSED else n[None, :] * K + k[:, None]
     if K % BLOCK_K == 0 and N % BLOCK_N == 0:
         tile = tl.load(weight + tap * (N * K) + at)
     else:
