@@ -3,15 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from interpreted import only_in_interpreter
 from triton_cases import NAMES, Case, assert_accurate, by_module, by_reference, problem
 
 from accuracy import assert_as_accurate
-from interpreted import only_in_interpreter
+from iecl_fast.saib import ops, reference, triton
+from iecl_fast.saib import triton_launch as launch
+from iecl_fast.saib import triton_plan as plan
 
 only_in_interpreter()
-
-from iecl_fast.saib import ops, reference, triton
-from iecl_fast.saib import triton_plan as plan
 
 BATCH, PATCH = True, False
 HALF = torch.float16
@@ -116,7 +116,7 @@ def test_wide_tail(case, always_tail):
 
 @pytest.mark.parametrize("case", [SPLIT[0], TAIL[2]], ids=str)
 def test_nothing_saved(case):
-    tensors, gradient = problem(case)
+    tensors, _ = problem(case)
     output, saved = triton.forward(*tensors, *case.options, False)
     assert saved == []
     assert torch.equal(output, triton.forward(*tensors, *case.options, True)[0])
@@ -165,6 +165,27 @@ def test_expanded_gradient_and_weights_of_other_layouts_and_dtypes(small_tiles):
     plain = by_reference(case, tensors, gradient, HALF)
     for name in NAMES:
         assert_as_accurate(results[name].to(HALF), truth[name], plain[name])
+
+
+def test_offsets_beyond_32_bits():
+    """Memory that is never touched costs nothing: rows from 2^27 on of 32 channels, samples 2^31 elements apart."""
+    torch.use_deterministic_algorithms(False)
+    first, units = 2**27, (2**23, 2**23 + 1)
+    shape = launch.Geometry(24, 2**24, 16, 1, 4, 2**24, 16, 4, True, "ieee")
+    rows, target = (torch.empty(first + 16, 32, dtype=HALF) for _ in range(2))
+    values = torch.randn(16, 32).to(HALF)
+    rows[first:] = values
+    identity = torch.eye(32, dtype=HALF)[None]
+    launch.product(shape, launch.Rows(rows), identity, launch.Rows(target), "none", units=units)
+    assert torch.equal(target[first:], values)
+
+    case = Case((3, 1, 4, 4), 4, BATCH, HALF)
+    tensors, gradient = problem(case)
+    expected = by_module(triton, case, tensors, gradient)
+    far = torch.empty(2**32 + 16, dtype=HALF).as_strided(case.shape, (2**31, 16, 4, 1))
+    tensors[0] = far.copy_(tensors[0])
+    results = by_module(triton, case, tensors, gradient)
+    assert all(torch.equal(results[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("channels_are_batch", [BATCH, PATCH])

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from interpreted import assert_passes_in_interpreter
 
 pytest.importorskip("triton")
