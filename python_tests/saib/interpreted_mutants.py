@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from interpreted import only_in_interpreter
 from triton_cases import Case, assert_accurate, by_module, problem
 
 from iecl_fast.saib import triton, triton_launch
 from iecl_fast.saib import triton_plan as plan
-from interpreted import only_in_interpreter
 
 only_in_interpreter()
 
