@@ -89,8 +89,7 @@ def row(launch: Launch, positions: int) -> tuple[str, float, float, float]:
     if name == "weight_gradient_kernel":
         o, k, taps = c["O"], c["K"], c["TAPS"]
         programs = taps * ceil(o / c["BLOCK_O"]) * ceil(k / c["BLOCK_I"])
-        tile = plan.WeightTile(c["BLOCK_O"], c["BLOCK_I"], c["BLOCK_P"], launch.warps, launch.stages)
-        splits = plan.weight_splits(positions, taps, o, k, tile)
+        splits = plan.weight_splits(positions, taps, o, k)
         needed = 2 * positions * (o + k) + 2 * 4 * splits * taps * o * k
         asked = programs * ceil(positions / c["BLOCK_P"]) * sum(rounds)
         return f"gradient of {o} x {k} x {taps}", 2 * positions * taps * o * k, needed, asked

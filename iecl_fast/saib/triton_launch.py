@@ -26,6 +26,7 @@ class Geometry(NamedTuple):
     patch_size: int
     channels_are_batch: bool
     precision: str  # of products in float32
+    hopper: bool  # see triton_plan.product_tile
 
     @property
     def positions(self) -> int:
@@ -50,9 +51,11 @@ def geometry(x: Tensor, patch_size: int, channels_are_batch: bool) -> Geometry:
     else:
         extents = channels * patch_size**2, rows, columns
         units, unit = n, rows * columns
+    # Where there is no GPU, such tensors are fake ones.
+    hopper = not (x.is_cuda and torch.cuda.is_available()) or torch.cuda.get_device_capability(x.device) >= (9, 0)
     if units * unit >= 2**31 - 2**16:
         raise ValueError(f"x of shape {tuple(x.shape)} has {units * unit} positions, which is not allowed: below 2^31")
-    return Geometry(*extents, rows, columns, units, unit, patch_size, channels_are_batch, precision)
+    return Geometry(*extents, rows, columns, units, unit, patch_size, channels_are_batch, precision, hopper)
 
 
 def is_straight(shape: Geometry, image: Tensor) -> bool:
@@ -115,7 +118,7 @@ def product(
     source_image, target_image = isinstance(source, Tensor), isinstance(target, Tensor)
     images = [one for one in (source, target, skip) if isinstance(one, Tensor)]
     scattered = not all(is_straight(shape, one) for one in images)
-    tile = plan.product_tile(weight.element_size(), outputs, scattered)
+    tile = plan.product_tile(weight.element_size(), outputs, scattered, shape.hopper)
     image = source if source_image else skip
     source_rows, target_rows = (Rows(one) if isinstance(one, Tensor) else one for one in (source, target))
     saved_rows = saved or Rows(None)
@@ -207,8 +210,8 @@ class WeightGradient:
         self.shape, self.weight = shape, weight
         outputs, inputs = plan.padded(weight.shape[0]), plan.padded(weight.shape[1])
         taps = weight.shape[2] * weight.shape[3]
-        self.tile = plan.weight_tile(dtype.itemsize, outputs, inputs, from_image)
-        self.splits = plan.weight_splits(positions, taps, outputs, inputs, self.tile)
+        self.tile = plan.weight_tile(dtype.itemsize, outputs, inputs, from_image, shape.hopper)
+        self.splits = plan.weight_splits(positions, taps, outputs, inputs)
         self.partial = weight.new_empty(self.splits + 1, taps, outputs, inputs, dtype=torch.float32)
         self.used = self.splits
         self.filled = False

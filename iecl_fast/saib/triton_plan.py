@@ -1,14 +1,17 @@
-"""Which kernels run SAIB on a GPU, with which tiles: plain functions of shape and dtype, of nothing else.
+"""Which kernels run SAIB on a GPU, with which tiles: plain functions of shape, dtype and the chip's generation.
 
-So results do not depend on the chip, nothing is tuned or looked up in a call, and every tile that can be returned is
-compiled ahead of time by the tests. Numbers are of products over `positions` (all pixels of one channel) of width D.
+Nothing is tuned or looked up in a call, and every tile that can be returned is compiled ahead of time by the tests. Into
+how many sums a weight's gradient is split follows from the shape alone. Numbers are of products over `positions` (all pixels of one channel) of width D.
 
 Split of the forward pass, by what stays on chip (16-bit types; the 2D channels of h2 for a tile of 128 positions):
 
 * D <= 192: two kernels, W1 and everything after it. One kernel would have to form W1 P again under every tap of the
   3x3, 1.3 times the operations, to save one write and one read of h1; the chip is bound by operations.
 * D > 192: one kernel a product. 128 positions of h2 are 128 KiB at D = 256, beside the tiles of the weights: it does
-  not fit, and with fewer positions the products lose more than the passes over h2 and h3 that are saved.
+  not fit, and 64 ask the second-level cache for the weights twice as often. W3 and W4 alone in one kernel would save a
+  write and a read of h3, 15 % of the forward pass in the model of bench/saib/roofline.py, but their loop within a loop
+  waits for W4 at every turn, which that model does not see: to be decided by a measurement, like cuDNN's 3x3 at
+  D >= 512 between our other kernels.
 * float32: one kernel a product. h2 takes twice the space, and products in float32 are so slow that passes are cheap.
 """
 
@@ -47,10 +50,16 @@ def padded(width: int) -> int:
     return (width + 15) // 16 * 16
 
 
-def product_tile(itemsize: int, outputs: int, scattered: bool) -> ProductTile:
-    """``scattered``: an image is read or written whose pixels are not straight (see tail_tile)."""
+def product_tile(itemsize: int, outputs: int, scattered: bool, hopper: bool) -> ProductTile:
+    """``scattered``: an image is read or written whose pixels are not straight (see tail_tile).
+
+    ``hopper``: a chip of compute capability 9.0 or more, whose products take their operands from shared memory. An
+    older one holds them in registers.
+    """
     if itemsize == 4:
         return ProductTile(64, 64, 16, 4, 2)
+    if not hopper:
+        return ProductTile(128, 128, 32, 8, 3) if outputs > 64 and not scattered else ProductTile(128, 64, 32, 8, 3)
     if outputs >= 256 and not scattered:
         return ProductTile(128, 256, 64, 8, 3)
     if outputs > 64:
@@ -58,7 +67,7 @@ def product_tile(itemsize: int, outputs: int, scattered: bool) -> ProductTile:
     return ProductTile(128, 64, 32, 4, 3)
 
 
-def tail_tile(itemsize: int, width: int, silu: bool, straight: bool) -> TailTile | None:
+def tail_tile(itemsize: int, width: int, silu: bool, straight: bool, hopper: bool) -> TailTile | None:
     """None: one kernel for each product. Otherwise the smallest of 2^k and 3 * 2^k channels that holds 2 ``width``.
 
     ``straight``: pixels of neighbouring positions are neighbours in memory, in aligned runs of 16. Where they are not,
@@ -73,17 +82,19 @@ def tail_tile(itemsize: int, width: int, silu: bool, straight: bool) -> TailTile
         return TailTile(128, 16, 32, slice, slices, 4, 2)
     if width <= 96:
         return TailTile(128, 64, 32, slice, slices, 8, 2)
-    if silu or not straight:
+    if silu or not straight or not hopper:
         return TailTile(64, 64, 32, slice, slices, 8, 2)
     if width <= 128:
         return TailTile(128, 64, 32, slice, slices, 8, 2)
     return TailTile(128, 32, 16, slice, slices, 16, 2)
 
 
-def weight_tile(itemsize: int, outputs: int, inputs: int, from_image: bool) -> WeightTile:
+def weight_tile(itemsize: int, outputs: int, inputs: int, from_image: bool, hopper: bool) -> WeightTile:
     """``from_image``: of w1 and w4, whose addresses take registers too."""
     if itemsize == 4:
         return WeightTile(64, 64, 16, 4, 2)
+    if not hopper:
+        return WeightTile(128, 64, 32, 8, 3)
     if inputs >= 256 and not from_image:
         return WeightTile(128, 256, 64, 8, 3)
     if max(outputs, inputs) > 64:
@@ -91,10 +102,10 @@ def weight_tile(itemsize: int, outputs: int, inputs: int, from_image: bool) -> W
     return WeightTile(64, 64, 64, 4, 3)
 
 
-def weight_splits(positions: int, taps: int, outputs: int, inputs: int, tile: WeightTile) -> int:
-    """Into how many sums a weight's gradient is split: about 256 programs, each of at least 8 blocks of positions."""
-    programs = taps * ceil(outputs / tile.block_o) * ceil(inputs / tile.block_i)
-    return max(1, min(ceil(256 / programs), positions // (8 * tile.block_p)))
+def weight_splits(positions: int, taps: int, outputs: int, inputs: int) -> int:
+    """Into how many sums a weight's gradient is split: about 256 tiles of 128 x 128, of at least 512 positions each."""
+    tiles = taps * ceil(outputs / 128) * ceil(inputs / 128)
+    return max(1, min(ceil(256 / tiles), positions // 512))
 
 
 # A backward pass in one piece keeps 7 widths of gradients and features at a time. In pieces it keeps a part of them.

@@ -171,12 +171,12 @@ def test_offsets_beyond_32_bits():
     """Memory that is never touched costs nothing: rows from 2^27 on of 32 channels, samples 2^31 elements apart."""
     torch.use_deterministic_algorithms(False)
     first, units = 2**27, (2**23, 2**23 + 1)
-    shape = launch.Geometry(24, 2**24, 16, 1, 4, 2**24, 16, 4, True, "ieee")
+    shape = launch.Geometry(24, 2**24, 16, 1, 4, 2**24, 16, 4, True, "ieee", True)
     rows, target = (torch.empty(first + 16, 32, dtype=HALF) for _ in range(2))
     values = torch.randn(16, 32).to(HALF)
     rows[first:] = values
-    identity = torch.eye(32, dtype=HALF)[None]
-    launch.product(shape, launch.Rows(rows), identity, launch.Rows(target), "none", units=units)
+    unit = torch.eye(32, dtype=HALF)[None]
+    launch.product(shape, launch.Rows(rows), unit, launch.Rows(target), "none", units=units)
     assert torch.equal(target[first:], values)
 
     case = Case((3, 1, 4, 4), 4, BATCH, HALF)
