@@ -1,7 +1,8 @@
 """Which kernels run SAIB on a GPU, with which tiles: plain functions of shape, dtype and the chip's generation.
 
-Nothing is tuned or looked up in a call, and every tile that can be returned is compiled ahead of time by the tests. Into
-how many sums a weight's gradient is split follows from the shape alone. Numbers are of products over `positions` (all pixels of one channel) of width D.
+Nothing is tuned or looked up in a call, and every tile that can be returned is compiled ahead of time by the tests.
+Into how many sums a weight's gradient is split follows from the shape alone. Numbers are of products over `positions`
+(all pixels of one channel) of width D.
 
 Split of the forward pass, by what stays on chip (16-bit types; the 2D channels of h2 for a tile of 128 positions):
 

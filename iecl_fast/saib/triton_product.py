@@ -20,8 +20,8 @@ from iecl_fast.saib.triton_tiles import (
 # target[m, n] = epilogue(sum over taps and k of source[m + tap, k] * weight[tap][n, k]), m a position, n a channel.
 #
 # Operations: 2 * positions * taps * K * N. Bytes: positions * (K + N) * size, and once more N for what the epilogue
-# reads; weights stay in the second-level cache. Floor: in 16 bits a Hopper chip does 200 to 300 operations in the time of
-# a byte. At D = 256 the 3x3 has 1536 and is bound by arithmetic, the 1x1 products have 85 to 256 and are bound by
+# reads; weights stay in the second-level cache. Floor: in 16 bits a Hopper chip does 200 to 300 operations in the time
+# of a byte. At D = 256 the 3x3 has 1536 and is bound by arithmetic, the 1x1 products have 85 to 256 and are bound by
 # memory. bench/saib/roofline.py has the table.
 @triton.jit(do_not_specialize=["source_row", "target_row", "saved_row"])
 def product_kernel(

@@ -17,14 +17,6 @@ BATCH, PATCH = True, False
 HALF = torch.float16
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """New memory holds NaN."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.fixture
 def small_tiles(monkeypatch):
     """So that a small problem has several tiles of positions, channels and sums."""
