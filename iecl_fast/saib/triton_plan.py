@@ -72,7 +72,8 @@ def tail_tile(itemsize: int, width: int, silu: bool, straight: bool, hopper: boo
     """None: one kernel for each product. Otherwise the smallest of 2^k and 3 * 2^k channels that holds 2 ``width``.
 
     ``straight``: pixels of neighbouring positions are neighbours in memory, in aligned runs of 16. Where they are not,
-    addresses take many registers, and SiLU takes some; then from 192 channels on 64 positions fit, not 128.
+    addresses take many registers, and SiLU takes some; then 2 ``width`` > 192 channels fit for 64 positions, not for
+    128, and 2 ``width`` > 256 never do.
     """
     if itemsize == 4 or width > 192:
         return None
@@ -83,11 +84,9 @@ def tail_tile(itemsize: int, width: int, silu: bool, straight: bool, hopper: boo
         return TailTile(128, 16, 32, slice, slices, 4, 2)
     if width <= 96:
         return TailTile(128, 64, 32, slice, slices, 8, 2)
-    if silu or not straight or not hopper:
-        return TailTile(64, 64, 32, slice, slices, 8, 2)
-    if width <= 128:
+    if width <= 128 and straight and hopper and not silu:
         return TailTile(128, 64, 32, slice, slices, 8, 2)
-    return TailTile(128, 32, 16, slice, slices, 16, 2)
+    return TailTile(64, 64, 32, slice, slices, 8, 2)
 
 
 def weight_tile(itemsize: int, outputs: int, inputs: int, from_image: bool, hopper: bool) -> WeightTile:
