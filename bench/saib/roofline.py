@@ -89,7 +89,8 @@ def row(launch: Launch, positions: int) -> tuple[str, float, float, float]:
     if name == "weight_gradient_kernel":
         o, k, taps = c["O"], c["K"], c["TAPS"]
         programs = taps * ceil(o / c["BLOCK_O"]) * ceil(k / c["BLOCK_I"])
-        splits = plan.weight_splits(positions, taps, o, k)
+        from_image = c["GRADIENT_IMAGE"] or c["FEATURES_IMAGE"]
+        splits = plan.weight_splits(2, positions, taps, o, k, from_image)
         needed = 2 * positions * (o + k) + 2 * 4 * splits * taps * o * k
         asked = programs * ceil(positions / c["BLOCK_P"]) * sum(rounds)
         return f"gradient of {o} x {k} x {taps}", 2 * positions * taps * o * k, needed, asked

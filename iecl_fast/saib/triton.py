@@ -105,7 +105,7 @@ def _free_forward(shape, x, embedding, weights, activation, saved, output):
     product(shape, x, w1, Rows(first), stored, **embedding.through(w1))
     silu = activation == "silu"
     straight = is_straight(shape, x) and is_straight(shape, output)
-    tile = plan.tail_tile(x.element_size(), shape.width, silu, straight, shape.hopper)
+    tile = plan.tail_tile(x.element_size(), shape.positions, shape.width, silu, straight, shape.hopper)
     if tile is not None:
         tail(shape, tile, first, [w2, w3, w4], second, x, output, embedding.grid, silu)
         return

@@ -112,17 +112,17 @@ def product(
 ) -> None:
     """One launch of product_kernel. ``units``: from, to; all if None. Tensors as source or target are images."""
     begin, end = units or (0, shape.units)
+    count = (end - begin) * shape.unit
     taps, outputs, inputs = weight.shape
     if transposed:
         outputs, inputs = inputs, outputs
     source_image, target_image = isinstance(source, Tensor), isinstance(target, Tensor)
     images = [one for one in (source, target, skip) if isinstance(one, Tensor)]
     scattered = not all(is_straight(shape, one) for one in images)
-    tile = plan.product_tile(weight.element_size(), outputs, scattered, shape.hopper)
+    tile = plan.product_tile(weight.element_size(), count, outputs, scattered, shape.hopper)
     image = source if source_image else skip
     source_rows, target_rows = (Rows(one) if isinstance(one, Tensor) else one for one in (source, target))
     saved_rows = saved or Rows(None)
-    count = (end - begin) * shape.unit
     product_kernel[(ceil(count / tile.block_m) * ceil(outputs / tile.block_n),)](
         source_rows.values,
         weight,
@@ -211,7 +211,7 @@ class WeightGradient:
         outputs, inputs = plan.padded(weight.shape[0]), plan.padded(weight.shape[1])
         taps = weight.shape[2] * weight.shape[3]
         self.tile = plan.weight_tile(dtype.itemsize, outputs, inputs, from_image, shape.hopper)
-        self.splits = plan.weight_splits(positions, taps, outputs, inputs)
+        self.splits = plan.weight_splits(dtype.itemsize, positions, taps, outputs, inputs, from_image)
         self.partial = weight.new_empty(self.splits + 1, taps, outputs, inputs, dtype=torch.float32)
         self.used = self.splits
         self.filled = False

@@ -19,6 +19,8 @@ Split of the forward pass, by what stays on chip (16-bit types; the 2D channels 
 from math import ceil
 from typing import NamedTuple
 
+MULTIPROCESSORS = 132  # of an H100; others have 108 to 148
+
 
 class ProductTile(NamedTuple):
     block_m: int
@@ -51,29 +53,31 @@ def padded(width: int) -> int:
     return (width + 15) // 16 * 16
 
 
-def product_tile(itemsize: int, outputs: int, scattered: bool, hopper: bool) -> ProductTile:
+def product_tile(itemsize: int, positions: int, outputs: int, scattered: bool, hopper: bool) -> ProductTile:
     """``scattered``: an image is read or written whose pixels are not straight (see tail_tile).
 
     ``hopper``: a chip of compute capability 9.0 or more, whose products take their operands from shared memory. An
-    older one holds them in registers.
+    older one holds them in registers. A large tile asks the second-level cache for less; it needs enough positions to
+    keep a chip busy, twice over.
     """
     if itemsize == 4:
         return ProductTile(64, 64, 16, 4, 2)
     if not hopper:
         return ProductTile(128, 128, 32, 8, 3) if outputs > 64 and not scattered else ProductTile(128, 64, 32, 8, 3)
-    if outputs >= 256 and not scattered:
-        return ProductTile(128, 256, 64, 8, 3)
-    if outputs > 64:
-        return ProductTile(128, 128, 64, 8, 3)
-    return ProductTile(128, 64, 32, 4, 3)
+    if outputs <= 64:
+        return ProductTile(128, 64, 32, 4, 3)
+    rows, columns = (128, 256) if outputs > 128 else (256, 128)
+    if not scattered and ceil(positions / rows) * ceil(outputs / columns) >= 2 * MULTIPROCESSORS:
+        return ProductTile(rows, columns, 64, 8, 3)
+    return ProductTile(128, 128, 64, 8, 3)
 
 
-def tail_tile(itemsize: int, width: int, silu: bool, straight: bool, hopper: bool) -> TailTile | None:
+def tail_tile(itemsize: int, positions: int, width: int, silu: bool, straight: bool, hopper: bool) -> TailTile | None:
     """None: one kernel for each product. Otherwise the smallest of 2^k and 3 * 2^k channels that holds 2 ``width``.
 
     ``straight``: pixels of neighbouring positions are neighbours in memory, in aligned runs of 16. Where they are not,
     addresses take many registers, and SiLU takes some; then 2 ``width`` > 192 channels fit for 64 positions, not for
-    128, and 2 ``width`` > 256 never do.
+    128, and 2 ``width`` > 256 never do. Few positions are shared out to more multiprocessors.
     """
     if itemsize == 4 or width > 192:
         return None
@@ -82,11 +86,9 @@ def tail_tile(itemsize: int, width: int, silu: bool, straight: bool, hopper: boo
             break
     if width <= 48:
         return TailTile(128, 16, 32, slice, slices, 4, 2)
-    if width <= 96:
-        return TailTile(128, 64, 32, slice, slices, 8, 2)
-    if width <= 128 and straight and hopper and not silu:
-        return TailTile(128, 64, 32, slice, slices, 8, 2)
-    return TailTile(64, 64, 32, slice, slices, 8, 2)
+    fits = width <= 96 or (width <= 128 and straight and hopper and not silu)
+    many = positions >= 128 * 2 * MULTIPROCESSORS
+    return TailTile(128 if fits and many else 64, 64, 32, slice, slices, 8, 2)
 
 
 def weight_tile(itemsize: int, outputs: int, inputs: int, from_image: bool, hopper: bool) -> WeightTile:
@@ -95,17 +97,27 @@ def weight_tile(itemsize: int, outputs: int, inputs: int, from_image: bool, hopp
         return WeightTile(64, 64, 16, 4, 2)
     if not hopper:
         return WeightTile(128, 64, 32, 8, 3)
-    if inputs >= 256 and not from_image:
-        return WeightTile(128, 256, 64, 8, 3)
-    if max(outputs, inputs) > 64:
+    if max(outputs, inputs) <= 64:
+        return WeightTile(64, 64, 64, 4, 3)
+    if from_image or max(outputs, inputs) < 256:
         return WeightTile(128, 128, 64, 8, 3)
-    return WeightTile(64, 64, 64, 4, 3)
+    return WeightTile(128, 256, 64, 8, 3) if inputs >= 256 else WeightTile(256, 128, 64, 8, 3)
 
 
-def weight_splits(positions: int, taps: int, outputs: int, inputs: int) -> int:
-    """Into how many sums a weight's gradient is split: about 256 tiles of 128 x 128, of at least 512 positions each."""
-    tiles = taps * ceil(outputs / 128) * ceil(inputs / 128)
-    return max(1, min(ceil(256 / tiles), positions // 512))
+def weight_splits(itemsize: int, positions: int, taps: int, outputs: int, inputs: int, from_image: bool) -> int:
+    """Into how many sums a weight's gradient is split, by a model of an H100 whatever the chip: the same everywhere.
+
+    Rounds of tiles over the multiprocessors, each at 4.5 TFLOP/s; and a write and a read of each sum at 3 TB/s.
+    """
+    tile = weight_tile(itemsize, outputs, inputs, from_image, hopper=True)
+    tiles = taps * ceil(outputs / tile.block_o) * ceil(inputs / tile.block_i)
+
+    def seconds(splits: int) -> float:
+        rounds = ceil(tiles * splits / MULTIPROCESSORS)
+        products = rounds * positions / splits * 2 * tile.block_o * tile.block_i / 4.5e12
+        return products + splits * taps * outputs * inputs * 8 / 3e12
+
+    return min(range(1, max(1, min(32, positions // 512)) + 1), key=seconds)
 
 
 # A backward pass in one piece keeps 7 widths of gradients and features at a time. In pieces it keeps a part of them.

@@ -52,13 +52,16 @@ def launches_of(monkeypatch, case: Case, precision: str = "ieee"):
         matmul.fp32_precision = before
 
 
-# Each tail tile, each product and weight tile; widths that fill tiles and that do not; straight images and scattered.
+# Each tail tile, each product and weight tile; widths that fill tiles and that do not; few positions and many; straight
+# images and scattered.
 CASES = [
     Case((12, 3, 32, 32), 4, BATCH, BFLOAT),
     Case((32, 3, 30, 30), 5, BATCH, BFLOAT, layout="channels_last"),
     Case((64, 3, 32, 32), 4, PATCH, HALF, "silu"),
-    Case((64, 3, 32, 32), 4, BATCH, BFLOAT),
-    Case((96, 3, 32, 32), 4, BATCH, HALF, layout="channels_last"),
+    Case((64, 3, 32, 32), 4, BATCH, BFLOAT, "silu"),
+    Case((64, 3, 224, 224), 16, BATCH, BFLOAT),
+    Case((96, 3, 32, 32), 4, BATCH, BFLOAT),
+    Case((96, 3, 224, 224), 16, BATCH, HALF, layout="channels_last"),
     Case((100, 3, 32, 32), 4, BATCH, BFLOAT, "silu"),
     Case((128, 3, 224, 224), 16, BATCH, BFLOAT),
     Case((128, 3, 32, 32), 4, BATCH, BFLOAT, layout="channels_last"),
@@ -66,8 +69,8 @@ CASES = [
     Case((16, 3, 35, 28), 7, PATCH, HALF, "silu"),
     Case((256, 3, 224, 224), 16, BATCH, BFLOAT),
     Case((250, 3, 30, 30), 5, BATCH, HALF, "silu"),
-    Case((64, 3, 224, 224), 16, PATCH, BFLOAT),
-    Case((250, 3, 30, 30), 5, BATCH, BFLOAT, "silu", "monotone"),
+    Case((256, 3, 224, 224), 16, PATCH, BFLOAT),
+    Case((256, 3, 224, 224), 16, BATCH, BFLOAT, "silu", "monotone"),
     Case((256, 3, 32, 32), 4, BATCH),
 ]
 
@@ -126,10 +129,11 @@ def test_cases_have_every_tile(monkeypatch):
     """What the plan returns for any width, either size of numbers and either kind of image is among the cases."""
     flags = (False, True)
     possible = set()
-    for size, width, one, other, hopper in itertools.product((2, 4), range(1, 400), flags, flags, flags):
+    for size, width, one, other, many, hopper in itertools.product((2, 4), range(1, 400), *[flags] * 4):
         once, twice = plan.padded(width), plan.padded(2 * width)
-        possible.add(plan.tail_tile(size, width, one, other, hopper))
-        possible |= {plan.product_tile(size, outputs, one, hopper) for outputs in (once, twice)}
+        positions = 2**20 if many else 2**10
+        possible.add(plan.tail_tile(size, positions, width, one, other, hopper))
+        possible |= {plan.product_tile(size, positions, outputs, one, hopper) for outputs in (once, twice)}
         # w1, w4; w2, w3
         possible |= {plan.weight_tile(size, once, inputs, True, hopper) for inputs in (once, twice)}
         possible |= {plan.weight_tile(size, twice, inputs, False, hopper) for inputs in (once, twice)}
