@@ -109,7 +109,7 @@ def weight_splits(itemsize: int, positions: int, taps: int, outputs: int, inputs
 
     Rounds of tiles over the multiprocessors, each at 4.5 TFLOP/s; and a write and a read of each sum at 3 TB/s.
     """
-    tile = weight_tile(itemsize, outputs, inputs, from_image, hopper=True)
+    tile = weight_tile(itemsize, outputs, inputs, from_image, True)
     tiles = taps * ceil(outputs / tile.block_o) * ceil(inputs / tile.block_i)
 
     def seconds(splits: int) -> float:
