@@ -193,7 +193,7 @@ def test_empty(channels_are_batch):
 @pytest.mark.parametrize("case", [SPLIT[1], SPLIT[8], TAIL[3]], ids=str)
 def test_operators(case, monkeypatch):
     """Fakes tell the truth, and autograd reaches every gradient."""
-    monkeypatch.setattr(ops, "_implementation", lambda x: triton)
+    monkeypatch.setattr(ops, "_implementation", lambda device_type, x: triton)
     tensors, gradient = problem(case)
     leaves = [own.requires_grad_() if own is not None else None for own in tensors]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -24,15 +24,15 @@ def test_cuda_tensors_go_to_triton(dtype):
     pytest.importorskip("triton")
     with FakeTensorMode():
         x = tensors(dtype, True)[0]
-    assert ops._implementation(x).__name__ == "iecl_fast.saib.triton"
+    assert ops._implementation("cuda", x).__name__ == "iecl_fast.saib.triton"
 
 
 def test_other_cuda_tensors_go_to_plain_pytorch(monkeypatch):
     with FakeTensorMode():
         double, single = (tensors(dtype, True)[0] for dtype in (torch.float64, torch.float32))
-    assert ops._implementation(double) is plain
+    assert ops._implementation("cuda", double) is plain
     monkeypatch.setattr(_library, "triton_missing", lambda device: "Triton is not installed")
-    assert ops._implementation(single) is plain
+    assert ops._implementation("cuda", single) is plain
 
 
 def test_what_is_missing_is_said(monkeypatch):
