@@ -62,7 +62,7 @@ class _Embedding:
     """
 
     def __init__(self, position: Tensor | None, shape: Geometry, x: Tensor):
-        self.shape, self.grid, self.columns, self.bias = shape, None, None, None
+        self.shape, self.grid = shape, None
         if position is None:
             return
         self.grid = position.contiguous()
@@ -129,7 +129,7 @@ class _Backward:
         self.dx = torch.empty_like(self.x)
         self.sums = None
         if self.need_position and shape.channels_are_batch:
-            # A row for each tile of channels, of which there are fewer than of the narrowest tile.
+            # A row for each tile of channels; no tile is narrower than 64. Wider ones leave rows at zero.
             self.sums = self.x.new_zeros(-(-shape.width // 64), shape.positions, dtype=torch.float32)
         self.over_samples = None
         self.raw_weights = weights

@@ -53,6 +53,11 @@ def padded(width: int) -> int:
     return (width + 15) // 16 * 16
 
 
+def _fills_256(width: int) -> bool:
+    """Whether tiles of 256 channels compute no more than tiles of 128."""
+    return ceil(width / 128) % 2 == 0
+
+
 def product_tile(itemsize: int, positions: int, outputs: int, scattered: bool, hopper: bool) -> ProductTile:
     """``scattered``: an image is read or written whose pixels are not straight (see tail_tile).
 
@@ -61,12 +66,12 @@ def product_tile(itemsize: int, positions: int, outputs: int, scattered: bool, h
     keep a chip busy, twice over.
     """
     if itemsize == 4:
-        return ProductTile(64, 64, 16, 4, 2)
+        return ProductTile(64, 64, 16, 8, 2)
     if not hopper:
         return ProductTile(128, 128, 32, 8, 3) if outputs > 64 and not scattered else ProductTile(128, 64, 32, 8, 3)
     if outputs <= 64:
         return ProductTile(128, 64, 32, 4, 3)
-    rows, columns = (128, 256) if outputs > 128 else (256, 128)
+    rows, columns = (128, 256) if _fills_256(outputs) else (256, 128)
     if not scattered and ceil(positions / rows) * ceil(outputs / columns) >= 2 * MULTIPROCESSORS:
         return ProductTile(rows, columns, 64, 8, 3)
     return ProductTile(128, 128, 64, 8, 3)
@@ -99,9 +104,9 @@ def weight_tile(itemsize: int, outputs: int, inputs: int, from_image: bool, hopp
         return WeightTile(128, 64, 32, 8, 3)
     if max(outputs, inputs) <= 64:
         return WeightTile(64, 64, 64, 4, 3)
-    if from_image or max(outputs, inputs) < 256:
+    if from_image or not (_fills_256(outputs) or _fills_256(inputs)):
         return WeightTile(128, 128, 64, 8, 3)
-    return WeightTile(128, 256, 64, 8, 3) if inputs >= 256 else WeightTile(256, 128, 64, 8, 3)
+    return WeightTile(128, 256, 64, 8, 3) if _fills_256(inputs) else WeightTile(256, 128, 64, 8, 3)
 
 
 def weight_splits(itemsize: int, positions: int, taps: int, outputs: int, inputs: int, from_image: bool) -> int:
