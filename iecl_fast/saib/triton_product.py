@@ -66,6 +66,7 @@ def product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    LONG: tl.constexpr = EPILOGUE == "skip" or EPILOGUE == "silu_gradient"
     tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     sign: tl.constexpr = -1 if TRANSPOSED else 1
@@ -96,8 +97,8 @@ def product_kernel(
         factor = load_weight(weight, tap, n, k, N, K, BLOCK_N, BLOCK_K, TRANSPOSED)
         total = tl.dot(tile, factor, total, input_precision=PRECISION)
 
-    # Long epilogues take 16 columns at a time: with all of them the registers do not suffice.
-    PARTS: tl.constexpr = BLOCK_N // 16 if EPILOGUE == "skip" or EPILOGUE == "silu_gradient" else 1
+    # Epilogues that read take a few columns at a time: with all of them the registers do not suffice.
+    PARTS: tl.constexpr = BLOCK_N // 16 if LONG else (BLOCK_N + 63) // 64 if EPILOGUE == "relu_gradient" else 1
     WIDTH: tl.constexpr = BLOCK_N // PARTS
     if EPILOGUE == "skip":
         over_channels = tl.zeros([BLOCK_M], tl.float32)
