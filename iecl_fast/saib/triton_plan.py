@@ -66,7 +66,7 @@ def product_tile(itemsize: int, positions: int, outputs: int, scattered: bool, h
     keep a chip busy, twice over.
     """
     if itemsize == 4:
-        return ProductTile(64, 64, 16, 8, 2)
+        return ProductTile(64, 64, 16, 8, 2) if hopper else ProductTile(64, 32, 16, 4, 2)
     if not hopper:
         return ProductTile(128, 128, 32, 8, 3) if outputs > 64 and not scattered else ProductTile(128, 64, 32, 8, 3)
     if outputs <= 64:
