@@ -7,6 +7,7 @@ import json
 import sys
 import warnings
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -47,6 +48,18 @@ if _cpu_missing is not None:
 cuda_missing: str | None = (
     _load("_cuda") if torch.version.cuda is not None else f"torch {torch.__version__} has no CUDA"
 )
+
+
+@cache
+def triton_missing(device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run on a CUDA device, if so. Does not load Triton."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    if torch.version.hip is not None:
+        return "this torch is built for ROCm, where the kernels were never tried"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} has compute capability < 8.0, which the kernels are made for"
+    return None
 
 
 @cache

@@ -27,6 +27,8 @@ def report() -> str:
     on_cuda = dispatch.describe()
     on_cuda["saib"] = "PyTorch reference: no kernel yet"
     on_cuda["spectral_norm"] = "CUDA C++" if _library.cuda_missing is None else "PyTorch reference: no CUDA library"
+    missing = _library.triton_missing(torch.device("cuda"))
+    on_cuda["saib"] = "Triton" if missing is None else f"PyTorch reference: {missing}"
     lines += [f"{operator:<15} C++ ({instruction_set})".ljust(36) + form for operator, form in on_cuda.items()]
     return "\n".join(lines)
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from iecl_fast import _library
 from iecl_fast.saib import cpu, plain
 
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 _kernels = torch.ops.iecl_fast
 _definitions = torch.library.Library("iecl_fast", "FRAGMENT")
 _definitions.define(
@@ -26,24 +28,26 @@ _definitions.define(
 # ---- implementations -----------------------------------------------------------------------------------------------
 
 
-def _implementation(device_type: str, dtype: torch.dtype, expansion: str):
+def _implementation(device_type: str, x: Tensor):
     """The module that serves such tensors."""
-    return cpu if device_type == "cpu" and dtype == torch.float32 else plain
+    if device_type == "cuda" and x.dtype in TRITON_DTYPES and _library.triton_missing(x.device) is None:
+        from iecl_fast.saib import triton  # not before it is needed: loading Triton takes its time
+
+        return triton
+    return cpu if device_type == "cpu" and x.dtype == torch.float32 else plain
 
 
 def _implement(device_type: str, key: str) -> None:
     """Under a dispatch key, what serves tensors of a device."""
 
     def saib(x, *arguments):
-        *_, expansion, _ = arguments
-        module = _implementation(device_type, x.dtype, expansion)
+        module = _implementation(device_type, x)
         if module is plain and device_type != "cpu":
             _library.warn_reference("saib", device_type)
         return module.forward(x, *arguments)
 
     def saib_backward(gradient, x, *arguments):
-        *_, expansion, _ = arguments
-        return _implementation(device_type, x.dtype, expansion).backward(gradient, x, *arguments)
+        return _implementation(device_type, x).backward(gradient, x, *arguments)
 
     _definitions.impl("saib", saib, key)
     _definitions.impl("saib_backward", saib_backward, key)
@@ -86,7 +90,7 @@ for _device_type in ("cpu", "cuda"):
 
 @torch.library.register_fake("iecl_fast::saib")
 def _(x, position, w1, w2, w3, w4, patch_size, channels_are_batch, activation, expansion, save):
-    module = _implementation(x.device.type, x.dtype, expansion)
+    module = _implementation(x.device.type, x)
     saved = module.empty_saved(x, w1, patch_size, channels_are_batch, activation, expansion) if save else []
     return torch.empty_like(x), saved
 
