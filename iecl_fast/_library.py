@@ -57,7 +57,7 @@ def triton_missing(device: torch.device) -> str | None:
         return "Triton is not installed"
     if torch.version.hip is not None:
         return "this torch is built for ROCm, where the kernels were never tried"
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
         return f"{torch.cuda.get_device_name(device)} has compute capability < 8.0, which the kernels are made for"
     return None
 

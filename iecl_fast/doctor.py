@@ -25,7 +25,6 @@ def report() -> str:
         "operator        cpu                 cuda",
     ]
     on_cuda = dispatch.describe()
-    on_cuda["saib"] = "PyTorch reference: no kernel yet"
     on_cuda["spectral_norm"] = "CUDA C++" if _library.cuda_missing is None else "PyTorch reference: no CUDA library"
     missing = _library.triton_missing(torch.device("cuda"))
     on_cuda["saib"] = "Triton" if missing is None else f"PyTorch reference: {missing}"

@@ -65,7 +65,7 @@ def recorded_launches(monkeypatch, function) -> list[Launch]:
                 continue
             if isinstance(value, torch.Tensor):
                 signature.append((parameter.name, TYPES[value.dtype]))
-                multiple = value.data_ptr() % 16 == 0
+                multiple = specialised and value.data_ptr() % 16 == 0
             else:
                 signature.append((parameter.name, "i32" if -(2**31) <= value < 2**31 else "i64"))
                 multiple = specialised and value % 16 == 0

@@ -4,7 +4,6 @@ Triton's kernels run wherever Triton and the device allow; selection, compaction
 library where that was built, else from Triton too. Without Triton the PyTorch reference serves.
 """
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache
 
@@ -17,18 +16,6 @@ from iecl_fast.ring.percentiles import ring_ranks
 _kernels = torch.ops.iecl_fast
 
 
-@cache
-def triton_missing(device: torch.device) -> str | None:
-    """Why Triton's kernels cannot run on a device, if so."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
-    if torch.version.hip is not None:
-        return "this torch is built for ROCm, where the kernels were never tried"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} has compute capability < 8.0, which Triton asks for"
-    return None
-
-
 def library_missing() -> str | None:
     """Why selection is not done by the CUDA library, if so."""
     if hasattr(_kernels, "_ring_select"):
@@ -38,7 +25,7 @@ def library_missing() -> str | None:
 
 def describe() -> dict[str, str]:
     """For ``iecl-fast doctor``: what each operator uses on this machine's first CUDA device, or would use on one."""
-    missing = triton_missing(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+    missing = _library.triton_missing(torch.device("cuda"))
     if missing is not None:
         return dict.fromkeys(("ring_sample", "ring_info_nce"), f"PyTorch reference: {missing}")
     missing = library_missing()
@@ -139,7 +126,7 @@ def with_plans(reference: dict[str, Callable]) -> dict[str, Callable]:
 
     def where_possible(kernel: Callable, fallback: Callable) -> Callable:
         def implementation(first: Tensor, *args):
-            if triton_missing(first.device) is not None:
+            if _library.triton_missing(first.device) is not None:
                 return fallback(first, *args)
             # Triton launches on the current device, whatever the tensors' is.
             with torch.cuda.device_of(first), torch.autocast(first.device.type, enabled=False):

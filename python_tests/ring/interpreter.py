@@ -5,13 +5,12 @@ For files named interpreted_*.py, which test_interpreter.py runs with TRITON_INT
 
 import pytest
 import torch
-import triton
+from interpreted import only_in_interpreter
 
 from iecl_fast.ring import dispatch, ops, plan_recompute, plans, ring_ranks, tiles, triton_select
 from iecl_fast.ring.tiles import Tile
 
-if not triton.knobs.runtime.interpret:
-    pytest.exit("run this file with TRITON_INTERPRET=1, as test_interpreter.py does", returncode=4)
+only_in_interpreter()
 
 
 def serve_cpu_tensors() -> None:

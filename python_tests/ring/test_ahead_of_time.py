@@ -1,22 +1,19 @@
 """Every Triton kernel of Ring, in every configuration it can be launched in, compiled for GPUs that are not there."""
 
 import re
-from functools import cache
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from iecl_fast.ring import plans, triton_gradients, triton_info_nce, triton_select
-from ring.ahead_of_time import compile_for, recorded_launches
+from ahead_of_time import MATRIX_INSTRUCTION, SHARED, compile_for, recorded_launches
 
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that a block may have
-MATRIX_INSTRUCTION = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+from iecl_fast.ring import plans, triton_gradients, triton_info_nce, triton_select
+
 N, K = 256, 65536
 CHANNELS = (128, 256)  # one for each size of tile
 RANKS = [58983, 64881, 58982, 64880]
-compiled = cache(compile_for)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +59,7 @@ def launches_of(monkeypatch, dtype, precision, channels=CHANNELS, **options):
 
 def faults(launch, capability):
     """What is wrong with the machine code of a launch."""
-    code = compiled(launch, capability)
+    code = compile_for(launch, capability)
     if code.stack > 0:
         yield f"{launch} spills: {code.stack} bytes of stack, {code.registers} registers"
     if code.shared > SHARED[capability]:
@@ -133,7 +130,7 @@ def test_every_pass_of_plan_b_forms_similarities_by_the_same_instruction(monkeyp
         instructions = {}
         for launch in launches:
             if dict(launch.constants).get("CHANNELS") == channels and "sample_keys" in dict(launch.signature):
-                instructions[launch.kernel.__name__] = set(re.findall(pattern, compiled(launch, capability).ptx))
+                instructions[launch.kernel.__name__] = set(re.findall(pattern, compile_for(launch, capability).ptx))
         assert set(instructions) >= {"_sample_kernel", "_count_kernel", "_collect_kernel"}
         (product,) = set(map(frozenset, instructions.values()))
         assert len(product) == 1
@@ -144,14 +141,14 @@ def test_every_pass_of_plan_b_forms_similarities_by_the_same_instruction(monkeyp
             and "members" in dict(launch.signature)
             and dict(launch.constants)["CHANNELS"] == channels
         )
-        assert product <= set(re.findall(pattern, compiled(last, capability).ptx))
+        assert product <= set(re.findall(pattern, compile_for(last, capability).ptx))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_offsets_have_64_bits(monkeypatch, dtype):
     """No product of 32-bit numbers is widened afterwards: strides are multiplied in 64 bits or as 32 x 32 to 64."""
     for launch in launches_of(monkeypatch, dtype, "ieee"):
-        ptx = compiled(launch, 90).ptx
+        ptx = compile_for(launch, 90).ptx
         narrow = set(re.findall(r"(?:mul\.lo|mad\.lo)\.s32\s+(%r\d+)", ptx))
         widened = set(re.findall(r"cvt\.s64\.s32\s+%rd\d+,\s*(%r\d+)", ptx))
         widened |= set(re.findall(r"mul\.wide\.s32\s+%rd\d+,\s*(%r\d+)", ptx))

@@ -1,6 +1,5 @@
 """Which implementation serves CUDA tensors; the choice alone, on machines without such a device."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -13,16 +12,14 @@ from iecl_fast.ring import dispatch, ops, ring_ranks
 
 @pytest.fixture(autouse=True)
 def fresh_choice():
-    dispatch.triton_missing.cache_clear()
+    _library.triton_missing.cache_clear()
     yield
-    dispatch.triton_missing.cache_clear()
+    _library.triton_missing.cache_clear()
 
 
 def without_triton(monkeypatch):
-    original = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *args: None if name == "triton" else original(name, *args)
-    )
+    original = _library.find_spec
+    monkeypatch.setattr(_library, "find_spec", lambda name: None if name == "triton" else original(name))
 
 
 def test_importing_the_package_imports_no_triton():
@@ -45,9 +42,10 @@ def test_without_triton_the_reference_serves(monkeypatch):
 
 def test_an_old_device_is_served_by_the_reference(monkeypatch):
     pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old one")
-    assert "an old one has compute capability < 8.0" in dispatch.triton_missing(torch.device("cuda", 0))
+    assert "an old one has compute capability < 8.0" in _library.triton_missing(torch.device("cuda", 0))
 
 
 def test_without_the_cuda_library_triton_serves_alone(monkeypatch):
