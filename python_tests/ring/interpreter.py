@@ -25,7 +25,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(tiles, "product", lambda *_: Tile(16, 64, 16, 4, 1))
     monkeypatch.setattr(tiles, "weigh", lambda *_: Tile(16, 64, 16, 4, 1))
     monkeypatch.setattr(tiles, "keys_gradient", lambda *_: Tile(16, 64, 16, 4, 1))
-    monkeypatch.setattr(tiles, "recompute", lambda *_: Tile(16, 64, 32, 4, 1))
+    monkeypatch.setattr(tiles, "recompute", lambda channels: Tile(16, 64, 32 if channels <= 32 else 64, 4, 1))
     monkeypatch.setattr(tiles, "PROGRAMS", 4)
     monkeypatch.setattr(plan_recompute, "sample_size", lambda num_keys: min(num_keys, 256))
     monkeypatch.setattr(plan_recompute, "FALL_BACKS", 2)
