@@ -1,12 +1,13 @@
 """The parts of a run, made from its configuration. What a part refuses is a UsageError that names its group."""
 
+import inspect
 from contextlib import contextmanager
 
 import torch
 
 from iecl_fast.data import ViewsDataset, build_dataset, dataset_info, evaluation_transform, training_transform
 from iecl_fast.engine.errors import UsageError
-from iecl_fast.ring import RingSchedule, ring_ranks
+from iecl_fast.ring import AdaptiveRingSchedule, RingSchedule, ring_ranks
 from iecl_fast.ssl import METHODS, build_backbone, build_method
 
 
@@ -61,27 +62,42 @@ def _location(data):
     return {"root": data.root, "download": data.download}
 
 
-def method(config, total_steps):
+def method(config, total_steps, num_images):
     """The method with its encoder, newly initialised from torch's random state.
 
     Args:
         config: `Config`.
         total_steps: optimiser steps of the whole run, over which Ring's annealing is spread.
+        num_images: training images; methods with a memory bank keep an entry for each.
     """
     options = dict(config.method)
-    with _of_group("ring"):
-        ring = None if config.ring is None else _ring_schedule(config.ring, options["num_keys"], total_steps)
+    name = options.pop("name")
+    # What is counted in epochs becomes steps here, once: an epoch's optimiser steps depend on accumulation, and not on
+    # the number of devices.
+    steps_per_epoch = max(1, total_steps // config.trainer.epochs)
+    arguments = inspect.signature(METHODS[name]).parameters
+    known = {"num_images": num_images, "steps_per_epoch": steps_per_epoch}
+    options |= {key: value for key, value in known.items() if key in arguments}
+    ring = None
+    if config.ring is not None:
+        num_candidates = options.get("num_keys", num_images - 1)  # of a bank all but the query's own entry
+        with _of_group("ring"):
+            ring = _ring_schedule(config.ring, num_candidates, total_steps, steps_per_epoch)
     with _of_group("encoder"):
         backbone = build_backbone(config.encoder.name, config.encoder.stem, config.encoder.width)
     with _of_group("method"):
-        return build_method(options.pop("name"), backbone, ring=ring, **options)
+        return build_method(name, backbone, ring=ring, **options)
 
 
-def _ring_schedule(ring, num_keys, total_steps):
+def _ring_schedule(ring, num_candidates, total_steps, steps_per_epoch):
     """The schedule, if it keeps a key even where the ring is narrowest: a run must not find that out at its end."""
-    schedule = RingSchedule(lower=ring.lower, upper=ring.upper, steps=max(1, round(ring.anneal * total_steps)))
-    ring_ranks(max(schedule.start, schedule.end), schedule.upper, num_keys)
-    return schedule
+    steps = ring.anneal * total_steps if ring.anneal_epochs is None else ring.anneal_epochs * steps_per_epoch
+    path = {"lower": ring.lower, "upper": ring.upper, "steps": max(1, round(steps))}
+    schedule = RingSchedule(**path)
+    ring_ranks(max(schedule.start, schedule.end), schedule.upper, num_candidates)
+    if ring.shape == "adaptive":
+        return AdaptiveRingSchedule(**path)
+    return RingSchedule(**path, shape=ring.shape, stages=ring.stages)
 
 
 def optimizer(options, method):

@@ -21,6 +21,9 @@ from iecl_fast.engine.schema import convert, did_you_mean
 from iecl_fast.engine.settings import GROUPS, MAY_DIFFER, Config, Seed
 from iecl_fast.ssl import METHODS
 
+# Arguments of methods that are no options: the engine knows them.
+SUPPLIED = ("ring", "num_images", "steps_per_epoch")
+
 
 def recipes():
     """Names of the packaged recipes."""
@@ -131,10 +134,11 @@ def resolve(mapping):
 
 
 def _keyword_arguments(function):
-    """Type and default of each keyword argument of a function, except ``ring``, which is a group of its own."""
+    """Type and default of each keyword argument of a function, except those that the engine supplies."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: (hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "ring"}
+    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in SUPPLIED]
+    return {p.name: (hints[p.name], p.default) for p in options}
 
 
 def _options(declared, mapping, group):

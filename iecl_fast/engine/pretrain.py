@@ -29,6 +29,7 @@ from iecl_fast.engine.schedule import learning_rate
 from iecl_fast.engine.signals import StopSignals
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.evaluate.protocols import PROTOCOLS, measure
+from iecl_fast.ring import AdaptiveRingSchedule
 
 
 def pretrain(config, resume=None):
@@ -95,7 +96,7 @@ class Pretraining:
             )
         self.total_steps = self.steps_per_epoch * trainer.epochs
         fabric.seed_everything(config.seed, verbose=False)
-        self.method = build.method(config, self.total_steps)
+        self.method = build.method(config, self.total_steps, len(self.views))
         self.optimizer = build.optimizer(config.optimizer, self.method)
         # These two are the same modules and tensors, with precision and DDP around them.
         self.wrapped_method, self.wrapped_optimizer = fabric.setup(self.method, self.optimizer)
@@ -187,6 +188,7 @@ class Pretraining:
             if logged:
                 self._log(log, number, epoch + 1, rate, losses)
             self.method.after_step()
+            self._adapt_ring(losses)
             self.step = number
             if log is not None:
                 log.advance()
@@ -200,7 +202,8 @@ class Pretraining:
                 raise Interrupted(signal_number, f"stopped by {name} after step {number} of {self.total_steps}")
 
     def _optimize(self, batches, rate):
-        """One optimiser step over `accumulate` batches. Returns the last batch's losses, a dict of scalar tensors."""
+        """One optimiser step over `accumulate` batches. Returns their mean losses, a dict of scalar tensors."""
+        means = {}
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         for number, (views, _, index) in enumerate(batches, start=1):
@@ -209,9 +212,18 @@ class Pretraining:
             with self.fabric.no_backward_sync(self.wrapped_method, enabled=number < len(batches)):
                 losses = self.wrapped_method(views, index)
                 self.fabric.backward(sum(losses.values()) / len(batches))
+            for name, loss in losses.items():
+                means[name] = means.get(name, 0) + loss.detach() / len(batches)
         self.wrapped_optimizer.step()
         self.wrapped_optimizer.zero_grad()
-        return {name: loss.detach() for name, loss in losses.items()}
+        return means
+
+    def _adapt_ring(self, losses):
+        """Tell an adaptive ring the contrastive loss of the step, on all ranks the same. Only then it costs a wait."""
+        ring = getattr(self.method, "ring", None)
+        if isinstance(ring, AdaptiveRingSchedule):
+            loss = sum(loss for name, loss in losses.items() if name.startswith("contrast"))
+            ring.observe(self.fabric.all_reduce(loss.float(), reduce_op="mean").item())
 
     def _log(self, log, step, epoch, rate, losses):
         """Write a row of the metrics, losses averaged over ranks, and stop a run whose loss is no number any more."""

@@ -20,13 +20,19 @@ class RingConfig:
 
     Attributes:
         lower: w_l at the start and, after annealing, at the end; a single number stays as it is.
-        upper: w_u.
+        upper: w_u; 100 makes the ring a ball.
         anneal: fraction of all steps over which w_l moves.
+        anneal_epochs: the same in epochs, in place of `anneal`; null leaves it to that.
+        shape: of the way: linear, cosine, or step, which jumps; adaptive waits while the loss rises.
+        stages: jumps of step.
     """
 
     lower: tuple[Percentile, Percentile] | Percentile = (0.0, 90.0)
     upper: Percentile = 99.0
     anneal: Annotated[float, Range(above=0, maximum=1)] = 1.0
+    anneal_epochs: Annotated[float, Range(above=0)] | None = None
+    shape: Literal["linear", "step", "cosine", "adaptive"] = "linear"
+    stages: Positive = 10
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
         if config.to_dict()[group] != state["config"][group]:
             raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
     fabric = Fabric(accelerator=build.accelerator(config.trainer), devices=1)
-    method = build.method(config, total_steps=1)
+    method = build.method(config, total_steps=1, num_images=state["samples"])
     load_part(method, state["method"], path)
     backbone = method.backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)
