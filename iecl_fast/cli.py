@@ -96,7 +96,7 @@ class PretrainParser(Parser):
 def pretrain_parser():
     parser = PretrainParser(prog="iecl-fast pretrain", description=PRETRAIN_DESCRIPTION)
     parser.add_argument("--config", metavar="FILE", help="YAML file, or the name of a recipe (default: digits)")
-    parser.add_argument("--method", metavar="NAME", help="method.name")
+    parser.add_argument("--method", metavar="NAME", help="method.name, with its own defaults")
     parser.add_argument("--data", metavar="NAME|FOLDER", help="digits, cifar10, cifar100, stl10, imagenet, or a folder")
     parser.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
     parser.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
@@ -128,7 +128,7 @@ def _check_torchvision():
 
 def run_pretrain(arguments):
     _check_torchvision()
-    from iecl_fast.engine.config import merge, parse_override, read_recipe, resolve
+    from iecl_fast.engine.config import merge, parse_override, read_recipe, resolve, suited
     from iecl_fast.engine.folder import RunFolder
     from iecl_fast.engine.pretrain import pretrain
 
@@ -146,7 +146,7 @@ def run_pretrain(arguments):
         "output": arguments.output,
     }
     for layer in (_given(named), *map(parse_override, arguments.overrides)):
-        mapping = merge(mapping, layer)
+        mapping = merge(suited(mapping, layer), layer)
     folder, result = pretrain(resolve(mapping), resume=arguments.resume)
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # the processes of other devices run this line too
         print(format_result(result))

@@ -116,7 +116,7 @@ class MemoryQueue(nn.Module):
             wanted = "needs ids beside the keys" if self.with_ids else "takes no ids"
             raise ValueError(f"a MemoryQueue built with with_ids={self.with_ids} {wanted}")
         if ids is not None:
-            _check_integers(ids, "ids", keys)
+            _check_integers(ids, "ids", len(keys))
 
     def extra_repr(self) -> str:
         return f"num_keys={self.num_keys}, dim={self.dim}, with_ids={self.with_ids}"
@@ -169,10 +169,7 @@ class MemoryBank(nn.Module):
             TypeError: keys are not floating point, or the index not integers.
         """
         _check_keys(keys, self.dim)
-        _check_integers(index, "index", keys)
-        if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < self.num_items:
-            wrong = index[(index < 0) | (index >= self.num_items)][0]
-            raise ValueError(f"index must lie in 0..{self.num_items - 1}, got {int(wrong)}")
+        self._check_index(index, len(keys))
         keys = gather_rows(keys.to(self.keys.dtype))
         index = gather_rows(index.to(torch.int64))
         # All occurrences of an index write what the last of them does, so that the order of writing does not matter.
@@ -182,6 +179,22 @@ class MemoryBank(nn.Module):
         mixture = self.momentum * old + (1 - self.momentum) * keys[last]
         norms = torch.linalg.vector_norm(mixture, dim=1, keepdim=True)
         self.keys.index_copy_(0, index, torch.where(norms > 1e-12, mixture / norms, old))
+
+    def entries(self, index: Tensor) -> Tensor:
+        """The keys of some images: (N,) integers in 0 .. K - 1 -> (N, C).
+
+        Raises:
+            ValueError, TypeError: as :meth:`update`.
+        """
+        self._check_index(index, len(index))
+        return self.keys[index]
+
+    def _check_index(self, index: Tensor, count: int) -> None:
+        _check_integers(index, "index", count)
+        # A GPU's indices are not read: that would wait for it, and its own indexing checks them.
+        if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < self.num_items:
+            wrong = index[(index < 0) | (index >= self.num_items)][0]
+            raise ValueError(f"index must lie in 0..{self.num_items - 1}, got {int(wrong)}")
 
     def extra_repr(self) -> str:
         return f"num_items={self.num_items}, dim={self.dim}, momentum={self.momentum}"
@@ -194,8 +207,8 @@ def _check_keys(keys: Tensor, dim: int) -> None:
         raise TypeError(f"keys must be floating point, got {keys.dtype}")
 
 
-def _check_integers(numbers: Tensor, name: str, keys: Tensor) -> None:
-    if numbers.shape != keys.shape[:1]:
-        raise ValueError(f"{name} must have shape ({len(keys)},), one for each key, got {tuple(numbers.shape)}")
+def _check_integers(numbers: Tensor, name: str, count: int) -> None:
+    if numbers.shape != (count,):
+        raise ValueError(f"{name} must have shape ({count},), one for each key, got {tuple(numbers.shape)}")
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise TypeError(f"{name} must be integers, got {numbers.dtype}")

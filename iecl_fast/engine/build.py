@@ -1,6 +1,5 @@
 """The parts of a run, made from its configuration. What a part refuses is a UsageError that names its group."""
 
-import inspect
 from contextlib import contextmanager
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from iecl_fast.data import ViewsDataset, build_dataset, dataset_info, evaluation_transform, training_transform
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.ring import AdaptiveRingSchedule, RingSchedule, ring_ranks
-from iecl_fast.ssl import METHODS, build_backbone, build_method
+from iecl_fast.ssl import METHODS, accepts, build_backbone, build_lab_backbone, build_method
 
 
 @contextmanager
@@ -75,16 +74,21 @@ def method(config, total_steps, num_images):
     # What is counted in epochs becomes steps here, once: an epoch's optimiser steps depend on accumulation, and not on
     # the number of devices.
     steps_per_epoch = max(1, total_steps // config.trainer.epochs)
-    arguments = inspect.signature(METHODS[name]).parameters
     known = {"num_images": num_images, "steps_per_epoch": steps_per_epoch}
-    options |= {key: value for key, value in known.items() if key in arguments}
+    options |= {key: value for key, value in known.items() if accepts(name, key)}
     ring = None
     if config.ring is not None:
+        if not accepts(name, "ring"):
+            raise UsageError(f"ring: {name} has no negatives to choose; write ring=null")
         num_candidates = options.get("num_keys", num_images - 1)  # of a bank all but the query's own entry
         with _of_group("ring"):
             ring = _ring_schedule(config.ring, num_candidates, total_steps, steps_per_epoch)
     with _of_group("encoder"):
-        backbone = build_backbone(config.encoder.name, config.encoder.stem, config.encoder.width)
+        encoder = (config.encoder.name, config.encoder.stem, config.encoder.width)
+        if name == "cmc":  # looks at colours, so it has to undo the views' standardisation
+            backbone = build_lab_backbone(*encoder, mean=config.views["mean"], std=config.views["std"])
+        else:
+            backbone = build_backbone(*encoder)
     with _of_group("method"):
         return build_method(name, backbone, ring=ring, **options)
 

@@ -19,7 +19,7 @@ from iecl_fast.data import DATASETS, dataset_info, training_transform, view_opti
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.schema import convert, did_you_mean
 from iecl_fast.engine.settings import GROUPS, MAY_DIFFER, Config, Seed
-from iecl_fast.ssl import METHODS
+from iecl_fast.ssl import METHODS, accepts
 
 # Arguments of methods that are no options: the engine knows them.
 SUPPLIED = ("ring", "num_images", "steps_per_epoch")
@@ -94,6 +94,19 @@ def merge(base, layer):
         both_groups = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = merge(merged[key], value) if both_groups else value
     return merged
+
+
+def suited(mapping, layer):
+    """`mapping` without what belongs to its method, if `layer` names another one.
+
+    An option of the same name may mean something else there, as the momentum of a key encoder and of a bank do; the
+    other method starts from its own defaults. A ring stays where the method takes one.
+    """
+    method, own = layer.get("method"), mapping.get("method")
+    name = method.get("name") if isinstance(method, dict) else None
+    if not isinstance(name, str) or name not in METHODS or not isinstance(own, dict) or own.get("name", "moco") == name:
+        return mapping
+    return mapping | {"method": {}} | ({} if accepts(name, "ring") else {"ring": None})
 
 
 def resolve(mapping):

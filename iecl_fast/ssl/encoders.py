@@ -26,22 +26,32 @@ class ResNetBackbone(torchvision.models.ResNet):
         stem: ``"imagenet"`` is a 7x7 convolution of stride 2 and a max pool, ``"small"`` one 3x3 convolution of stride
             1, for images of about 32 pixels (He et al. 2016, "Deep Residual Learning", section 4.2).
         width: channels of the first stage; the others have 2, 4 and 8 times as many.
+        in_channels: channels of an image.
     """
 
-    def __init__(self, block: type[BasicBlock | Bottleneck], layers: list[int], stem: str, width: int):
+    def __init__(
+        self,
+        block: type[BasicBlock | Bottleneck],
+        layers: list[int],
+        stem: str,
+        width: int,
+        in_channels: int = 3,
+    ):
         super().__init__(block, layers)
-        if stem == "small" or width != 64:
-            self._rebuild(block, layers, stem, width)
+        if stem == "small" or width != 64 or in_channels != 3:
+            self._rebuild(block, layers, stem, width, in_channels)
         self.fc = nn.Identity()
         self.feature_dim = 8 * width * block.expansion
 
-    def _rebuild(self, block: type[BasicBlock | Bottleneck], layers: list[int], stem: str, width: int) -> None:
+    def _rebuild(
+        self, block: type[BasicBlock | Bottleneck], layers: list[int], stem: str, width: int, in_channels: int
+    ) -> None:
         """Replace the layers of the full-width ImageNet network, with torchvision's own initialisation."""
         if stem == "small":
-            self.conv1 = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
+            self.conv1 = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
             self.maxpool = nn.Identity()
         else:
-            self.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
+            self.conv1 = nn.Conv2d(in_channels, width, kernel_size=7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.inplanes = width
         for stage, blocks in enumerate(layers):
@@ -52,13 +62,16 @@ class ResNetBackbone(torchvision.models.ResNet):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def build_backbone(name: str = "resnet18", stem: str = "imagenet", width: int = 64) -> ResNetBackbone:
+def build_backbone(
+    name: str = "resnet18", stem: str = "imagenet", width: int = 64, *, in_channels: int = 3
+) -> ResNetBackbone:
     """A randomly initialised ResNet without classifier; see :class:`ResNetBackbone`.
 
     Args:
         name: ``"resnet18"``, ``"resnet34"`` or ``"resnet50"``.
         stem: ``"imagenet"``, or ``"small"`` for images of about 32 pixels.
         width: channels of the first stage, 64 in the paper; 16 makes a ResNet-18 that two CPU cores can train.
+        in_channels: channels of an image.
 
     Raises:
         ValueError: an unknown name or stem, or a width below 1.
@@ -69,7 +82,7 @@ def build_backbone(name: str = "resnet18", stem: str = "imagenet", width: int = 
         raise ValueError(f"stem must be one of {', '.join(STEMS)}, got {stem!r}")
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")
-    return ResNetBackbone(*BACKBONES[name], stem=stem, width=width)
+    return ResNetBackbone(*BACKBONES[name], stem=stem, width=width, in_channels=in_channels)
 
 
 class ProjectionHead(nn.Sequential):

@@ -14,6 +14,7 @@ from iecl_fast.engine.config import (
     read_recipe,
     recipes,
     resolve,
+    suited,
 )
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.settings import MAY_DIFFER
@@ -86,7 +87,7 @@ def test_merge_goes_into_groups_and_changes_neither():
         ({"sed": 3}, "there is no key sed; did you mean seed?"),
         ({"ring": {"lowre": 3}}, "did you mean ring.lower?"),
         ({"qqq": 3}, "there is no key qqq"),
-        ({"method": {"name": "mocco"}}, "one of moco; did you mean moco?"),
+        ({"method": {"name": "mocco"}}, "; did you mean moco?"),
         ({"method": {"head": "lienar"}}, "method.head: 'lienar' is not allowed"),
         ({"method": {"temperature": "hot"}}, "method.temperature: 'hot' is not allowed, it must be a finite number"),
         ({"encoder": {"name": "resnet81"}}, "did you mean resnet18?"),
@@ -166,6 +167,18 @@ def test_an_empty_file_is_all_defaults(tmp_path):
 def test_a_misspelt_recipe():
     with pytest.raises(UsageError, match="did you mean digits"):
         read_recipe("digit")
+
+
+def test_another_method_starts_from_its_own_defaults():
+    digits = read_recipe("digits")
+    assert suited(digits, {"method": {"name": "moco", "dim": 3}}) == suited(digits, {"seed": 3}) == digits
+    config = resolve(merge(suited(digits, {"method": {"name": "ir"}}), {"method": {"name": "ir"}}))
+    assert config.method["momentum"] == 0.5 and config.ring.upper == 99  # the recipe's 0.99 is of a key encoder
+    assert "num_images" not in config.method
+    config = resolve(merge(suited(digits, {"method": {"name": "la"}}), {"method": {"name": "la"}}))
+    assert config.ring is None and config.trainer.batch_size == 64
+    for layer in ({"method": None}, {"method": "ir"}, {"method": {"name": ["ir"]}}, {"method": {"name": "irr"}}):
+        assert suited(digits, layer) == digits
 
 
 def test_differences_name_each_key_and_leave_out_what_may_differ():
