@@ -57,6 +57,18 @@ def evaluation_data(config):
     return train, test, info.num_classes
 
 
+def probe_views(config):
+    """The labelled training images, cropped and mirrored, for a probe of the feature map; None where there is none."""
+    if config.evaluate.linear_features != "map":
+        return None
+    data = config.data
+    with _of_group("data"):
+        images = build_dataset(data.name, split="train", limit=data.limit, **_location(data))
+    kept = {name: config.views[name] for name in ("image_size", "mean", "std", "crop_scale", "rotate", "flip")}
+    transform = training_transform(**kept, jitter_probability=0.0, gray=0.0, blur=0.0)
+    return ViewsDataset(images, transform, num_views=1, seed=config.seed)
+
+
 def _location(data):
     return {"root": data.root, "download": data.download}
 

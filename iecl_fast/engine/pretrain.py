@@ -86,6 +86,7 @@ class Pretraining:
         trainer = config.trainer
         self.views = build.training_views(config)
         self.evaluation_data = build.evaluation_data(config)
+        self.probe_views = build.probe_views(config)
         if len(self.views) < 2 * fabric.world_size:
             raise UsageError(f"data: there must be at least 2 images for each device, {config.data.name} has too few")
         self.steps_per_epoch = len(self._batches(epoch=0, start=0)) // trainer.accumulate
@@ -284,6 +285,7 @@ class Pretraining:
             options=self.config.evaluate,
             fabric=self.fabric,
             workers=self.config.data.workers,
+            probe_views=self.probe_views,
         )
 
     def _batches(self, epoch, start):

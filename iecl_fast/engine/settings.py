@@ -140,6 +140,10 @@ class EvaluateConfig:
         knn_k, knn_temperature: weighted kNN; k is clipped to the number of training images.
         linear_l2: weight of half the squared norm of the probe's weights, beside the mean cross entropy.
         linear_iterations: at most so many L-BFGS iterations.
+        linear_features: "pooled", or "map": what is pooled in the end, 512 x 7 x 7 numbers of a ResNet-18 at 224 pixels
+            (Wu et al., 2021), classified by SGD on cropped and mirrored images. That costs a training of its own, whose
+            batches are `batch_size`.
+        linear_epochs, linear_lr: of that training.
     """
 
     batch_size: Positive = 256
@@ -147,6 +151,9 @@ class EvaluateConfig:
     knn_temperature: Annotated[float, Range(above=0)] = 0.07
     linear_l2: Amount = 1e-3
     linear_iterations: Positive = 200
+    linear_features: Literal["pooled", "map"] = "pooled"
+    linear_epochs: Positive = 100
+    linear_lr: Annotated[float, Range(above=0)] = 0.01
 
 
 @dataclass(frozen=True)

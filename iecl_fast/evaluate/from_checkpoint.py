@@ -49,5 +49,6 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
             options=config.evaluate,
             fabric=fabric,
             workers=config.data.workers,
+            probe_views=build.probe_views(config),
         )
     return {"checkpoint": str(path), "data": config.data.name, "step": state["step"], **accuracies}

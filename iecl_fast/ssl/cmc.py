@@ -63,6 +63,11 @@ class LabBackbone(nn.Module):
         luminance, chroma = self.split(images)
         return torch.cat([self.luminance(luminance), self.chroma(chroma)], dim=1)
 
+    def feature_map(self, images: Tensor) -> Tensor:
+        """What is pooled in the end, both networks' side by side: (N, 3, H, W) -> (N, ``feature_dim``, h, w)."""
+        luminance, chroma = self.split(images)
+        return torch.cat([self.luminance.feature_map(luminance), self.chroma.feature_map(chroma)], dim=1)
+
 
 def _per_channel(values: tuple[float, ...]) -> Tensor:
     return torch.tensor(values)[:, None, None]

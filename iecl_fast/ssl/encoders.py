@@ -43,6 +43,11 @@ class ResNetBackbone(torchvision.models.ResNet):
         self.fc = nn.Identity()
         self.feature_dim = 8 * width * block.expansion
 
+    def feature_map(self, images: Tensor) -> Tensor:
+        """What is pooled in the end: (N, 3, H, W) -> (N, ``feature_dim``, h, w); 7 x 7 for 224 pixels."""
+        features = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        return self.layer4(self.layer3(self.layer2(self.layer1(features))))
+
     def _rebuild(
         self, block: type[BasicBlock | Bottleneck], layers: list[int], stem: str, width: int, in_channels: int
     ) -> None:
