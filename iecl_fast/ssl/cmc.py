@@ -92,8 +92,9 @@ class CMC(nn.Module):
     """Lightness and colour of an image have to find each other among other images' in two memory banks.
 
     Tian, Krishnan and Isola, "Contrastive Multiview Coding", with the views L and ab. The embedding of L is compared
-    with the bank of ab's, and that of ab with the bank of L's; each bank is moved by its own view's embeddings. The
-    steps of training are as in :class:`iecl_fast.ssl.moco.MoCo`.
+    with the bank of ab's, and that of ab with the bank of L's; each bank is moved by its own view's embeddings. Images
+    that were turned grey or jittered in colour leave little to be found. The steps of training are as in
+    :class:`iecl_fast.ssl.moco.MoCo`.
 
     Args:
         backbone: its two networks are trained.

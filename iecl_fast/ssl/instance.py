@@ -101,6 +101,7 @@ class InstanceDiscrimination(nn.Module):
         }
 
     def _is_constant(self) -> bool:
+        """Whether the loss is the same function at every step."""
         return self.ring is None
 
     def _loss(self, queries: Tensor, index: Tensor) -> Tensor:
