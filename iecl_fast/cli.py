@@ -8,6 +8,7 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from iecl_fast import __version__
@@ -89,7 +90,7 @@ class PretrainParser(Parser):
         from iecl_fast.engine.config import describe_keys, recipes
 
         keys = "".join(f"  {line}\n" for line in describe_keys())
-        self.epilog = PRETRAIN_EXAMPLES.format(recipes="  ".join(recipes()), keys=keys)
+        self.epilog = PRETRAIN_EXAMPLES.format(recipes="\n  ".join(textwrap.wrap(", ".join(recipes()), 100)), keys=keys)
         return super().format_help()
 
 
