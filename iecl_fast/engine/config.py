@@ -131,10 +131,14 @@ def resolve(mapping):
 
 
 def _keyword_arguments(function):
-    """Type and default of each keyword argument of a function, except ``ring``, which is a group of its own."""
+    """Type and default of each keyword argument of a function; ``ring`` and ``saib`` are groups of their own."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: (hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "ring"}
+    return {
+        p.name: (hints[p.name], p.default)
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY and p.name not in ("ring", "saib")
+    }
 
 
 def _options(declared, mapping, group):

@@ -86,7 +86,7 @@ def test_merge_goes_into_groups_and_changes_neither():
         ({"sed": 3}, "there is no key sed; did you mean seed?"),
         ({"ring": {"lowre": 3}}, "did you mean ring.lower?"),
         ({"qqq": 3}, "there is no key qqq"),
-        ({"method": {"name": "mocco"}}, "one of moco; did you mean moco?"),
+        ({"method": {"name": "mocco"}}, "one of moco, iecl, simclr, byol, simsiam; did you mean moco?"),
         ({"method": {"head": "lienar"}}, "method.head: 'lienar' is not allowed"),
         ({"method": {"temperature": "hot"}}, "method.temperature: 'hot' is not allowed, it must be a finite number"),
         ({"encoder": {"name": "resnet81"}}, "did you mean resnet18?"),
