@@ -2,7 +2,16 @@
 
 from iecl_fast.memory import MemoryQueue
 from iecl_fast.ring import RingSchedule, ring_info_nce, ring_sample
+from iecl_fast.saib import SAIB
 from iecl_fast.spectral import remove_spectral_norm, spectral_norm
 
-__all__ = ["MemoryQueue", "RingSchedule", "remove_spectral_norm", "ring_info_nce", "ring_sample", "spectral_norm"]
+__all__ = [
+    "SAIB",
+    "MemoryQueue",
+    "RingSchedule",
+    "remove_spectral_norm",
+    "ring_info_nce",
+    "ring_sample",
+    "spectral_norm",
+]
 __version__ = "0.1.0"
