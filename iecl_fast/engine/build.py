@@ -61,20 +61,40 @@ def _location(data):
     return {"root": data.root, "download": data.download}
 
 
-def method(config, total_steps):
+def method(config, *, total_steps, batch_size):
     """The method with its encoder, newly initialised from torch's random state.
 
     Args:
         config: `Config`.
         total_steps: optimiser steps of the whole run, over which Ring's annealing is spread.
+        batch_size: images of one forward pass on one device, all of which are this many.
     """
     options = dict(config.method)
     with _of_group("ring"):
-        ring = None if config.ring is None else _ring_schedule(config.ring, options["num_keys"], total_steps)
+        # SimCLR's negatives are the other images of the batch, in both views.
+        num_keys = options.get("num_keys", 2 * batch_size - 2)
+        ring = None if config.ring is None else _ring_schedule(config.ring, num_keys, total_steps)
     with _of_group("encoder"):
         backbone = build_backbone(config.encoder.name, config.encoder.stem, config.encoder.width)
+    with _of_group("saib"):
+        saib = None if config.saib is None else _saib(config.saib, config.views["image_size"], batch_size)
     with _of_group("method"):
-        return build_method(options.pop("name"), backbone, ring=ring, **options)
+        return build_method(options.pop("name"), backbone, ring=ring, saib=saib, **options)
+
+
+def _saib(saib, image_size, batch_size):
+    from iecl_fast.saib import SAIB
+
+    return SAIB(
+        channels=saib.channels,
+        batch_size=batch_size if saib.channels == "batch" else None,
+        patch_size=saib.patch_size_for(image_size),
+        image_size=image_size,
+        activation=saib.activation,
+        expansion=saib.expansion,
+        cascade=saib.cascade,
+        positional=saib.positional,
+    )
 
 
 def _ring_schedule(ring, num_keys, total_steps):
@@ -89,9 +109,13 @@ def optimizer(options, method):
 
     Args:
         options: `OptimizerConfig`.
-        method: module; parameters without gradient, as a momentum encoder's, are left out.
+        method: module; parameters without gradient, as a momentum encoder's, are left out. Its ``parameter_groups``,
+            if it has that, may give some of them a weight decay of their own.
     """
-    parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    if hasattr(method, "parameter_groups"):
+        parameters = method.parameter_groups(options.weight_decay)
+    else:
+        parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
     if options.name == "adamw":
         return torch.optim.AdamW(parameters, lr=options.lr, weight_decay=options.weight_decay)
     return torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)

@@ -42,6 +42,7 @@ class IECL(MoCo):
         entropy_weight: lambda. 0 leaves the term out, and with it all that SAIB learns from.
         kl_weight: beta. 0 leaves the term out.
         saib_weight_decay: gamma.
+        jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         spectral: normalise every convolution of the encoders.
         saib: g; None leaves the query view as it is, and both terms are of its embeddings.
     """
@@ -63,6 +64,7 @@ class IECL(MoCo):
         kl_weight: float = 0.09,
         kl_variance: Literal["diagonal", "full"] | float = "diagonal",
         saib_weight_decay: float = 1e-4,
+        jacobian_steps: int = 500,
         ring: RingSchedule | None = None,
         saib: nn.Module | None = None,
     ):
@@ -78,6 +80,7 @@ class IECL(MoCo):
             spectral=spectral,
             entropy_weight=entropy_weight,
             saib_weight_decay=saib_weight_decay,
+            jacobian_steps=jacobian_steps,
             ring=ring,
             saib=saib,
         )

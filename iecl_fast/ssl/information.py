@@ -43,6 +43,9 @@ class InformationTerms(nn.Module):
         super().__init__()
         if entropy not in ENTROPIES:
             raise ValueError(f"entropy must be one of {', '.join(ENTROPIES)}, got {entropy!r}")
+        known = kl_variance in ("diagonal", "full") if isinstance(kl_variance, str) else kl_variance > 0
+        if not known:
+            raise ValueError(f"kl_variance must be diagonal, full or a positive number, got {kl_variance!r}")
         for name, value in (("entropy_weight", entropy_weight), ("kl_weight", kl_weight)):
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be at least 0, got {value}")

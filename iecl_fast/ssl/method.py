@@ -13,6 +13,8 @@ from iecl_fast.ring import RingSchedule
 from iecl_fast.spectral import SpectralNormHandle, spectral_norm
 from iecl_fast.ssl.information import InformationTerms, entropy_per_dimension
 
+JACOBIAN_IMAGES, JACOBIAN_PROBES, JACOBIAN_STEPS = 2, 4, 24
+
 
 class Method(nn.Module):
     """Base of a method of self-supervised learning.
@@ -29,6 +31,8 @@ class Method(nn.Module):
     Args:
         saib: block that transforms one of the two views, (N, 3, H, W) -> (N, 3, H, W), such as
             :class:`iecl_fast.SAIB`; or None.
+        jacobian_steps: measure ``log|det J|`` of the block in ``diagnostics`` when so many steps have passed since the
+            last time; 0 never does. It takes a few hundred passes through the block.
         saib_weight_decay: of the block's parameters, in place of the optimiser's own (the paper's gamma, up to the
             factor 2 of the derivative).
         terms: losses on the embeddings of the transformed view.
@@ -50,23 +54,30 @@ class Method(nn.Module):
         self,
         *,
         saib: nn.Module | None,
+        jacobian_steps: int,
         saib_weight_decay: float,
         terms: InformationTerms,
         saib_learns: bool,
         ring: RingSchedule | None = None,
     ):
         super().__init__()
-        if not saib_weight_decay >= 0:
-            raise ValueError(f"saib_weight_decay must be at least 0, got {saib_weight_decay}")
+        for name, value in (("saib_weight_decay", saib_weight_decay), ("jacobian_steps", jacobian_steps)):
+            if not value >= 0:
+                raise ValueError(f"{name} must be at least 0, got {value}")
         self.saib = saib
         self.saib_weight_decay = saib_weight_decay
         self.terms = terms
         self.ring = ring
+        self.jacobian_steps = jacobian_steps
         if saib is not None:
             saib.requires_grad_(saib_learns)
+        if self._measures_jacobian():
+            # The last figures and when they were taken: a resumed run logs what the uninterrupted one does.
+            self.register_buffer("jacobian", torch.zeros(2, dtype=torch.float64))
+            self.register_buffer("jacobian_step", torch.full((), -1))
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._embeddings: dict[str, Tensor] = {}  # of the last forward pass, for diagnostics
-        self._images = torch.zeros(0)  # what the block saw in it
+        self._images = torch.zeros(0)  # what the block saw in it, as many as its Jacobian is measured at
 
     def set_encoder(self, encoder: nn.Module, spectral: bool) -> None:
         """Take the trained branch, with its convolutions normalised if so wished."""
@@ -92,7 +103,9 @@ class Method(nn.Module):
         """The images after SAIB, where there is one."""
         if self.saib is None:
             return images
-        self._images = images.detach()
+        if self._measures_jacobian():
+            whole_batch = self.saib.channels == "batch"
+            self._images = images.detach() if whole_batch else images[:JACOBIAN_IMAGES].detach().clone()
         return self.saib(images)
 
     @contextmanager
@@ -136,7 +149,8 @@ class Method(nn.Module):
         ``entropy_anchor`` and ``entropy_query`` are of the embeddings without and with SAIB, by
         :func:`~iecl_fast.ssl.information.entropy_per_dimension`; ``effective_rank`` of those without;
         ``positive_similarity`` is the mean cosine of the pairs; ``sigma`` is the mean over the layers of what their
-        weights are divided by.
+        weights are divided by. ``jacobian`` is the last measurement of the block's log|det J| in nats per dimension,
+        the constant log 2 of its last skip taken off, ``jacobian_error`` its standard error.
         """
         figures = {}
         if self._embeddings and len(self._embeddings["anchors"]) > 1:
@@ -146,7 +160,24 @@ class Method(nn.Module):
             figures["entropy_anchor"] = float(entropy_per_dimension(anchors))
             if "queries" in self._embeddings:
                 figures["entropy_query"] = float(entropy_per_dimension(self._embeddings["queries"]))
+        if self._measures_jacobian() and len(self._images):
+            if self.jacobian_step < 0 or self.step - self.jacobian_step >= self.jacobian_steps:
+                self._measure_jacobian()
+            figures |= dict(zip(("jacobian", "jacobian_error"), self.jacobian.tolist()))
         if self.spectral:
             sigmas = torch.stack(list(SpectralNormHandle(self.encoder).sigma().values()))
             figures["sigma"] = float(sigmas.mean())
         return figures
+
+    def _measures_jacobian(self) -> bool:
+        return self.jacobian_steps > 0 and hasattr(self.saib, "log_abs_det_jacobian")
+
+    def _measure_jacobian(self) -> None:
+        generator = torch.Generator(self._images.device).manual_seed(int(self.step))
+        measured = self.saib.log_abs_det_jacobian(
+            self._images, num_probes=JACOBIAN_PROBES, num_steps=JACOBIAN_STEPS, generator=generator
+        )
+        # Images are independent of each other, so their errors are.
+        error = measured.standard_error.square().mean().sqrt() / measured.standard_error.numel() ** 0.5
+        self.jacobian.copy_(torch.stack([measured.without_scale.mean(), error]))
+        self.jacobian_step.copy_(self.step)

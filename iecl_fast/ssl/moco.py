@@ -44,7 +44,7 @@ class MoCo(Method):
         spectral: normalise every convolution of both encoders by :func:`iecl_fast.spectral_norm`.
         entropy_weight: of the entropy that ``saib`` learns from; without the block there is no such term. 0 leaves the
             block as it was initialised.
-        saib_weight_decay: see :class:`~iecl_fast.ssl.method.Method`.
+        saib_weight_decay, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         ring: percentiles of the queue, by ascending similarity, that are negatives; None takes the whole queue.
         saib: block that transforms the keys' view.
 
@@ -67,6 +67,7 @@ class MoCo(Method):
         spectral: bool = False,
         entropy_weight: float = 0.2,
         saib_weight_decay: float = 1e-4,
+        jacobian_steps: int = 500,
         ring: RingSchedule | None = None,
         saib: nn.Module | None = None,
     ):
@@ -74,6 +75,7 @@ class MoCo(Method):
         super().__init__(
             saib=saib,
             saib_weight_decay=saib_weight_decay,
+            jacobian_steps=jacobian_steps,
             terms=terms,
             saib_learns=entropy_weight > 0,
             ring=ring,

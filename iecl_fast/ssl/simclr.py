@@ -28,7 +28,7 @@ class SimCLR(Method):
         head, hidden_dim: see :class:`~iecl_fast.ssl.ProjectionHead`.
         spectral: normalise every convolution of the encoder by :func:`iecl_fast.spectral_norm`.
         entropy_weight: of the entropy of the second view's embeddings, only with ``saib``; 0 leaves the term out.
-        saib_weight_decay: see :class:`~iecl_fast.ssl.method.Method`.
+        saib_weight_decay, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         ring: percentiles of the other images' embeddings, by ascending similarity, that are negatives; None takes all.
         saib: block that transforms the second view.
     """
@@ -44,11 +44,19 @@ class SimCLR(Method):
         spectral: bool = False,
         entropy_weight: float = 0.2,
         saib_weight_decay: float = 1e-4,
+        jacobian_steps: int = 500,
         ring: RingSchedule | None = None,
         saib: nn.Module | None = None,
     ):
         terms = InformationTerms(entropy_weight=entropy_weight if saib is not None else 0.0)
-        super().__init__(saib=saib, saib_weight_decay=saib_weight_decay, terms=terms, saib_learns=True, ring=ring)
+        super().__init__(
+            saib=saib,
+            saib_weight_decay=saib_weight_decay,
+            jacobian_steps=jacobian_steps,
+            terms=terms,
+            saib_learns=True,
+            ring=ring,
+        )
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
         self.set_encoder(Encoder(backbone, ProjectionHead(backbone.feature_dim, dim, head, hidden_dim)), spectral)

@@ -24,7 +24,7 @@ class SimSiam(Method):
         spectral: normalise every convolution of the encoder by :func:`iecl_fast.spectral_norm`.
         entropy_weight: of the entropy that ``saib`` learns from; without the block there is no such term. 0 leaves the
             block as it was initialised.
-        saib_weight_decay: see :class:`~iecl_fast.ssl.method.Method`.
+        saib_weight_decay, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         saib: block that transforms the target's view.
     """
 
@@ -37,10 +37,17 @@ class SimSiam(Method):
         spectral: bool = False,
         entropy_weight: float = 0.2,
         saib_weight_decay: float = 1e-4,
+        jacobian_steps: int = 500,
         saib: nn.Module | None = None,
     ):
         terms = InformationTerms(entropy_weight=entropy_weight if saib is not None else 0.0)
-        super().__init__(saib=saib, saib_weight_decay=saib_weight_decay, terms=terms, saib_learns=entropy_weight > 0)
+        super().__init__(
+            saib=saib,
+            saib_weight_decay=saib_weight_decay,
+            jacobian_steps=jacobian_steps,
+            terms=terms,
+            saib_learns=entropy_weight > 0,
+        )
         for name, value in (("dim", dim), ("hidden_dim", hidden_dim)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -93,6 +93,10 @@ def test_merge_goes_into_groups_and_changes_neither():
         ({"encoder": {"width": 0}}, "encoder.width: 0 is not allowed, it must be at least 1"),
         ({"ring": {"lower": [0, 101]}}, "ring.lower"),
         ({"ring": 5}, "ring is a group"),
+        ({"method": {"name": "byol"}, "ring": {}}, "ring: byol takes no ring; write ring=null, or choose one of moco"),
+        ({"saib": {"patch_size": 3}}, "saib.patch_size: 3 is not allowed, it must divide views.image_size=32"),
+        ({"saib": {"patchsize": 4}}, "did you mean saib.patch_size?"),
+        ({"saib": True}, "saib is a group"),
         ({"method": "moco"}, "method is a group: write method.KEY=VALUE"),
         ({"data": {"name": "cifar01"}}, "did you mean cifar10?"),
         ({"data": {"name": "no/such/folder"}}, "no/such/folder"),
@@ -205,3 +209,12 @@ def test_a_data_folder_is_kept_by_its_full_path(tmp_path, monkeypatch):
     config = resolve({"data": {"name": "photos"}})
     assert config.data.name == str(tmp_path / "photos")
     assert config.views["image_size"] == 40
+
+
+@pytest.mark.parametrize(
+    ("image_size", "patch_size"), [(32, 4), (224, 16), (96, 6), (24, 4), (50, 2), (31, 1), (8, 4), (3, 3)]
+)
+def test_a_patch_size_that_suits_the_images(image_size, patch_size):
+    config = resolve({"saib": {}, "views": {"image_size": image_size}})
+    assert config.saib.patch_size is None
+    assert config.saib.patch_size_for(image_size) == patch_size

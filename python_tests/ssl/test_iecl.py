@@ -275,6 +275,8 @@ def test_finite_under_autocast(temperature, dtype):
     [
         ({"entropy": "renyi"}, "entropy must be one of gaussian, knn, uniformity, got 'renyi'"),
         ({"entropy_weight": -0.1}, "entropy_weight must be at least 0, got -0.1"),
+        ({"kl_variance": "batch"}, "kl_variance must be diagonal, full or a positive number, got 'batch'"),
+        ({"kl_variance": 0.0}, r"kl_variance must be diagonal, full or a positive number, got 0\.0"),
         ({"kl_weight": math.inf}, "kl_weight must be at least 0, got inf"),
         ({"saib_weight_decay": -1.0}, "saib_weight_decay must be at least 0"),
         ({"hidden_dim": 0}, "hidden_dim must be at least 1, got 0"),
