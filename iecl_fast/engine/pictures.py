@@ -33,7 +33,7 @@ class QueryViews:
 
         SAIB's last skip doubles the images and its branch shifts them. The encoder's first batch norm takes both away,
         and so do these pictures: each transformed image has the channels' mean and deviation that it had before. The
-        third row is the difference of the two, three times as strong, around grey.
+        third row is the difference of the two, around grey.
         """
         with frozen(saib):
             after = saib(self.images.to(device)).float().cpu()[:SHOWN]
@@ -41,7 +41,7 @@ class QueryViews:
         deviation, mean = torch.std_mean(after, dim=(2, 3), keepdim=True)
         own_deviation, own_mean = torch.std_mean(before, dim=(2, 3), keepdim=True)
         after = (after - mean) / deviation.clamp_min(1e-6) * own_deviation + own_mean
-        difference = 0.5 + 3 * (after - before) * self._std
+        difference = 0.5 + (after - before) * self._std
         pictures = [before * self._std + self._mean, after * self._std + self._mean, difference]
         return torch.stack(pictures).clamp(0, 1)
 
@@ -63,7 +63,7 @@ def draw_views(rows, path, title=""):
     axes = figure.add_subplot()
     axes.imshow(picture, interpolation="nearest")
     axes.set_xticks([])
-    labels = ("view", "after SAIB,\nrescaled", "difference\nx 3")
+    labels = ("view", "after SAIB,\nrescaled", "difference")
     axes.set_yticks((np.arange(3) + 0.5) * height / 3, labels)
     axes.tick_params(length=0)
     with whole_file(path) as file:
