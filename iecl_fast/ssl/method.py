@@ -31,14 +31,16 @@ class Method(nn.Module):
     Args:
         saib: block that transforms one of the two views, (N, 3, H, W) -> (N, 3, H, W), such as
             :class:`iecl_fast.SAIB`; or None.
+        entropy_weight: of the entropy of the transformed view's embeddings, which the block learns from
+            (:class:`~iecl_fast.ssl.information.InformationTerms`); without a block there is no such term.
         jacobian_steps: measure ``log|det J|`` of the block in ``diagnostics`` when so many steps have passed since the
             last time; 0 never does. It takes a few hundred passes through the block.
         saib_weight_decay: of the block's parameters, in place of the optimiser's own (the paper's gamma, up to the
             factor 2 of the derivative).
-        terms: losses on the embeddings of the transformed view.
+        contrast_reaches_saib: whether the block also learns from the method's own loss. A block that learns from
+            nothing stays as it was initialised: its parameters are frozen, so that neither an optimiser nor
+            DistributedDataParallel waits for gradients that never come.
         ring: percentiles of the negatives, in a method that has negatives; None takes all of them.
-        saib_learns: whether a loss reaches the block. If not, it stays as it was initialised: its parameters are
-            frozen, so that neither an optimiser nor DistributedDataParallel waits for gradients that never come.
 
     Attributes:
         num_views: 2.
@@ -54,10 +56,10 @@ class Method(nn.Module):
         self,
         *,
         saib: nn.Module | None,
+        entropy_weight: float,
         jacobian_steps: int,
         saib_weight_decay: float,
-        terms: InformationTerms,
-        saib_learns: bool,
+        contrast_reaches_saib: bool = False,
         ring: RingSchedule | None = None,
     ):
         super().__init__()
@@ -66,11 +68,13 @@ class Method(nn.Module):
                 raise ValueError(f"{name} must be at least 0, got {value}")
         self.saib = saib
         self.saib_weight_decay = saib_weight_decay
-        self.terms = terms
+        self.terms = InformationTerms(entropy_weight=entropy_weight)
+        if saib is None:
+            self.terms.entropy_weight = 0.0
         self.ring = ring
         self.jacobian_steps = jacobian_steps
         if saib is not None:
-            saib.requires_grad_(saib_learns)
+            saib.requires_grad_(contrast_reaches_saib or entropy_weight > 0)
         if self._measures_jacobian():
             # The last figures and when they were taken: a resumed run logs what the uninterrupted one does.
             self.register_buffer("jacobian", torch.zeros(2, dtype=torch.float64))

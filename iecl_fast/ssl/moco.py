@@ -10,7 +10,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from iecl_fast.memory import MemoryQueue, gather_rows
 from iecl_fast.ring import RingSchedule, ring_info_nce
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
-from iecl_fast.ssl.information import InformationTerms
 from iecl_fast.ssl.method import Method
 from iecl_fast.ssl.momentum import MomentumEncoder
 
@@ -71,13 +70,11 @@ class MoCo(Method):
         ring: RingSchedule | None = None,
         saib: nn.Module | None = None,
     ):
-        terms = InformationTerms(entropy_weight=entropy_weight if saib is not None else 0.0)
         super().__init__(
             saib=saib,
+            entropy_weight=entropy_weight,
             saib_weight_decay=saib_weight_decay,
             jacobian_steps=jacobian_steps,
-            terms=terms,
-            saib_learns=entropy_weight > 0,
             ring=ring,
         )
         if not temperature > 0:

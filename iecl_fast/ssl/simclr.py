@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from iecl_fast.ring import RingSchedule, ring_info_nce, ring_ranks
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
 from iecl_fast.ssl.gather import gather_rows_with_gradient
-from iecl_fast.ssl.information import InformationTerms
 from iecl_fast.ssl.method import Method
 
 
@@ -48,13 +47,12 @@ class SimCLR(Method):
         ring: RingSchedule | None = None,
         saib: nn.Module | None = None,
     ):
-        terms = InformationTerms(entropy_weight=entropy_weight if saib is not None else 0.0)
         super().__init__(
             saib=saib,
+            entropy_weight=entropy_weight,
             saib_weight_decay=saib_weight_decay,
             jacobian_steps=jacobian_steps,
-            terms=terms,
-            saib_learns=True,
+            contrast_reaches_saib=True,
             ring=ring,
         )
         if not temperature > 0:

@@ -3,7 +3,6 @@
 from torch import Tensor, nn
 
 from iecl_fast.ssl.encoders import MLP, Encoder, normalize_rows
-from iecl_fast.ssl.information import InformationTerms
 from iecl_fast.ssl.method import Method
 
 
@@ -40,13 +39,11 @@ class SimSiam(Method):
         jacobian_steps: int = 500,
         saib: nn.Module | None = None,
     ):
-        terms = InformationTerms(entropy_weight=entropy_weight if saib is not None else 0.0)
         super().__init__(
             saib=saib,
+            entropy_weight=entropy_weight,
             saib_weight_decay=saib_weight_decay,
             jacobian_steps=jacobian_steps,
-            terms=terms,
-            saib_learns=entropy_weight > 0,
         )
         for name, value in (("dim", dim), ("hidden_dim", hidden_dim)):
             if value < 1:

@@ -154,5 +154,6 @@ def test_names_and_what_they_refuse():
         assert build_method(name, Normed(), ring=None, saib=None, **SMALL).saib is None
         with pytest.raises(TypeError, match="ring"):
             build_method(name, Normed(), ring=RingSchedule(steps=1), **SMALL)
-        with pytest.raises(ValueError, match="hidden_dim must be at least 1, got 0"):
-            build_method(name, Normed(), dim=8, hidden_dim=0)
+        for option, value in (("hidden_dim", 0), ("entropy_weight", -1.0), ("jacobian_steps", -1)):
+            with pytest.raises(ValueError, match=f"{option} must be at least"):
+                build_method(name, Normed(), **SMALL | {option: value})
