@@ -30,7 +30,7 @@ def sweep(names, *, seeds, output, layers=()):
         (dict from configuration to dict from figure to the list of its values, failed runs as "folder: reason").
 
     Raises:
-        UsageError: a configuration is not allowed, two have one name, or a folder holds another run.
+        UsageError: a configuration is not allowed, two have one name, or a folder holds something else.
         Interrupted: a signal came; what is done is kept.
     """
     if seeds < 1:
@@ -41,6 +41,7 @@ def sweep(names, *, seeds, output, layers=()):
         if label in runs:
             raise UsageError(f"two configurations are named {label}: their runs would share a folder")
         runs[label] = _runs_of(name, seeds, Path(output) / label, layers)
+    _check_folder(Path(output), runs)
     results, failures = {label: [] for label in runs}, []
     for label, configs in runs.items():
         for config in configs:
@@ -58,6 +59,14 @@ def sweep(names, *, seeds, output, layers=()):
             finished = {label: [path for path in paths if path.exists()] for label, paths in finished.items()}
             draw_comparison(finished, Path(output) / "curves.png", "mean over the seeds")
     return {label: _figures(done) for label, done in results.items()}, failures
+
+
+def _check_folder(folder, labels):
+    """Refuse a folder that holds something, and nothing of a sweep: its files would mix with the runs."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not any((folder / name).exists() for name in ("summary.json", *labels)):
+        raise UsageError(f"{folder} exists already and is no sweep's: name another folder with --output")
 
 
 def _runs_of(name, seeds, folder, layers):

@@ -110,6 +110,14 @@ def test_a_run_that_fails_does_not_stop_the_others(configs, tmp_path, monkeypatc
     assert f"1 runs failed:\n{tmp_path}/warm/seed0: the loss is nan" in output.err
 
 
+def test_a_folder_of_something_else_is_left_alone(configs, tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("x")
+    assert main(["sweep", *configs, "--output", str(tmp_path)]) == 2
+    assert "is no sweep's: name another folder" in capsys.readouterr().err
+    assert main(["sweep", *configs, "--output", str(tmp_path / "thesis.txt")]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
 def test_table():
     figures = {name: [0.5, 0.7] for name in module.FIGURES} | {"seconds": [10.0, 12.0]}
     lines = format_table({"a": figures, "none": {name: [] for name in module.FIGURES}}).splitlines()
