@@ -116,7 +116,7 @@ def configure():
     from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
 
     macros = [("TORCH_TARGET_VERSION", STABLE_ABI)]
-    rooms = ("ring", "spectral")
+    rooms = ("ring", "saib", "spectral")
     cpp_flags = ["-O3", "-g0", "-ffp-contract=fast", "-fvisibility=hidden", "-Wno-psabi", "-Wno-unknown-pragmas"]
     extensions = [
         CppExtension(

@@ -9,6 +9,7 @@
 #include <optional>
 #include <tuple>
 
+#include "library_saib.h"
 #include "library_spectral.h"
 #include "ring/ring.h"
 
@@ -168,6 +169,44 @@ std::vector<Tensor> spectral_norm_gradient(std::vector<Tensor> gradients, std::v
   return iecl_fast::spectral::norm_gradient(gradients, weights, vectors, sigma, run);
 }
 
+// ---- saib ------------------------------------------------------------------------------------------------------
+
+Tensor saib_gather(const Tensor& image, const std::optional<Tensor>& position, int64_t size, bool channels_are_batch,
+                   int64_t begin, int64_t end) {
+  return iecl_fast::saib::gather(image, position, size, channels_are_batch, begin, end, parallel_for);
+}
+
+void saib_scatter(const Tensor& image, const std::optional<Tensor>& position, const Tensor& features, int64_t size,
+                  bool channels_are_batch, int64_t begin, int64_t end, Tensor result) {
+  iecl_fast::saib::scatter(image, position, features, size, channels_are_batch, begin, end, result, parallel_for);
+}
+
+void saib_tiles_of_features(const Tensor& features, int64_t frequency, int64_t begin, int64_t end, Tensor tiles) {
+  iecl_fast::saib::tiles_of(features, frequency, begin, end, tiles, [](const auto&... arguments) {
+    iecl_fast::saib::tiles_of_features_cpu(arguments..., parallel_for);
+  });
+}
+
+void saib_tiles_of_gradients(const Tensor& gradients, int64_t frequency, int64_t begin, int64_t end, Tensor tiles) {
+  iecl_fast::saib::tiles_of(gradients, frequency, begin, end, tiles, [](const auto&... arguments) {
+    iecl_fast::saib::tiles_of_gradients_cpu(arguments..., parallel_for);
+  });
+}
+
+void saib_add_to_results(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, bool relu,
+                         Tensor results) {
+  const auto run = [relu](const auto& grid, const float* from, int row, int64_t first, int64_t last, float* to) {
+    iecl_fast::saib::add_to_results_cpu(grid, from, row, first, last, relu, to, parallel_for);
+  };
+  iecl_fast::saib::add_tiles(tiles, frequency, begin, end, results, run);
+}
+
+void saib_add_to_gradients(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, Tensor gradients) {
+  iecl_fast::saib::add_tiles(tiles, frequency, begin, end, gradients, [](const auto&... arguments) {
+    iecl_fast::saib::add_to_gradients_cpu(arguments..., parallel_for);
+  });
+}
+
 std::string instruction_set() { return iecl_fast::ring::instruction_set(); }
 
 }  // namespace
@@ -185,6 +224,13 @@ STABLE_TORCH_LIBRARY(iecl_fast, m) {
   m.def("_spectral_norm_cpu(Tensor[] weights, Tensor vectors, int iterations, float eps, bool divide) "
         "-> (Tensor[], Tensor, Tensor)");
   m.def("_spectral_norm_gradient_cpu(Tensor[] gradients, Tensor[] weights, Tensor vectors, Tensor sigma) -> Tensor[]");
+  m.def("_saib_gather(Tensor image, Tensor? position, int size, bool channels_are_batch, int begin, int end) -> Tensor");
+  m.def("_saib_scatter(Tensor image, Tensor? position, Tensor features, int size, bool channels_are_batch, int begin, "
+        "int end, Tensor(a!) result) -> ()");
+  m.def("_saib_tiles_of_features(Tensor features, int frequency, int begin, int end, Tensor(a!) tiles) -> ()");
+  m.def("_saib_tiles_of_gradients(Tensor gradients, int frequency, int begin, int end, Tensor(a!) tiles) -> ()");
+  m.def("_saib_add_to_results(Tensor tiles, int frequency, int begin, int end, bool relu, Tensor(a!) results) -> ()");
+  m.def("_saib_add_to_gradients(Tensor tiles, int frequency, int begin, int end, Tensor(a!) gradients) -> ()");
   m.def("_instruction_set() -> str");
 }
 
@@ -196,6 +242,12 @@ STABLE_TORCH_LIBRARY_IMPL(iecl_fast, CPU, m) {
   m.impl("_ring_info_nce_keys_gradient_cpu", TORCH_BOX(&ring_info_nce_keys_gradient));
   m.impl("_spectral_norm_cpu", TORCH_BOX(&spectral_norm));
   m.impl("_spectral_norm_gradient_cpu", TORCH_BOX(&spectral_norm_gradient));
+  m.impl("_saib_gather", TORCH_BOX(&saib_gather));
+  m.impl("_saib_scatter", TORCH_BOX(&saib_scatter));
+  m.impl("_saib_tiles_of_features", TORCH_BOX(&saib_tiles_of_features));
+  m.impl("_saib_tiles_of_gradients", TORCH_BOX(&saib_tiles_of_gradients));
+  m.impl("_saib_add_to_results", TORCH_BOX(&saib_add_to_results));
+  m.impl("_saib_add_to_gradients", TORCH_BOX(&saib_add_to_gradients));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(iecl_fast, CompositeImplicitAutograd, m) { m.impl("_instruction_set", TORCH_BOX(&instruction_set)); }

@@ -73,12 +73,13 @@ def _location(data):
     return {"root": data.root, "download": data.download}
 
 
-def method(config, total_steps, num_images):
+def method(config, *, total_steps, batch_size, num_images):
     """The method with its encoder, newly initialised from torch's random state.
 
     Args:
         config: `Config`.
         total_steps: optimiser steps of the whole run, over which Ring's annealing is spread.
+        batch_size: images of one forward pass on one device, all of which are this many.
         num_images: training images; methods with a memory bank keep an entry for each.
     """
     options = dict(config.method)
@@ -90,19 +91,35 @@ def method(config, total_steps, num_images):
     options |= {key: value for key, value in known.items() if accepts(name, key)}
     ring = None
     if config.ring is not None:
-        if not accepts(name, "ring"):
-            raise UsageError(f"ring: {name} has no negatives to choose; write ring=null")
-        num_candidates = options.get("num_keys", num_images - 1)  # of a bank all but the query's own entry
+        # Of a memory bank all but the query's own entry; for SimCLR the other images of the batch, in both views.
+        others = num_images - 1 if accepts(name, "num_images") else 2 * batch_size - 2
         with _of_group("ring"):
-            ring = _ring_schedule(config.ring, num_candidates, total_steps, steps_per_epoch)
+            ring = _ring_schedule(config.ring, options.get("num_keys", others), total_steps, steps_per_epoch)
     with _of_group("encoder"):
         encoder = (config.encoder.name, config.encoder.stem, config.encoder.width)
         if name == "cmc":  # looks at colours, so it has to undo the views' standardisation
             backbone = build_lab_backbone(*encoder, mean=config.views["mean"], std=config.views["std"])
         else:
             backbone = build_backbone(*encoder)
+    with _of_group("saib"):
+        saib = None if config.saib is None else _saib(config.saib, config.views["image_size"], batch_size)
     with _of_group("method"):
-        return build_method(name, backbone, ring=ring, **options)
+        return build_method(name, backbone, ring=ring, saib=saib, **options)
+
+
+def _saib(saib, image_size, batch_size):
+    from iecl_fast.saib import SAIB
+
+    return SAIB(
+        channels=saib.channels,
+        batch_size=batch_size if saib.channels == "batch" else None,
+        patch_size=saib.patch_size_for(image_size),
+        image_size=image_size,
+        activation=saib.activation,
+        expansion=saib.expansion,
+        cascade=saib.cascade,
+        positional=saib.positional,
+    )
 
 
 def _ring_schedule(ring, num_candidates, total_steps, steps_per_epoch):
@@ -121,9 +138,13 @@ def optimizer(options, method):
 
     Args:
         options: `OptimizerConfig`.
-        method: module; parameters without gradient, as a momentum encoder's, are left out.
+        method: module; parameters without gradient, as a momentum encoder's, are left out. Its ``parameter_groups``,
+            if it has that, may give some of them a weight decay of their own.
     """
-    parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    if hasattr(method, "parameter_groups"):
+        parameters = method.parameter_groups(options.weight_decay)
+    else:
+        parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
     if options.name == "adamw":
         return torch.optim.AdamW(parameters, lr=options.lr, weight_decay=options.weight_decay)
     return torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)

@@ -25,6 +25,7 @@ from iecl_fast.engine.environment import record_environment
 from iecl_fast.engine.errors import Interrupted, RunError, UsageError
 from iecl_fast.engine.folder import RunFolder, default_output, write_json
 from iecl_fast.engine.logging import RunLog
+from iecl_fast.engine.pictures import QueryViews, draw_views, tile
 from iecl_fast.engine.schedule import learning_rate
 from iecl_fast.engine.signals import StopSignals
 from iecl_fast.evaluate.features import read_batches
@@ -97,11 +98,45 @@ class Pretraining:
             )
         self.total_steps = self.steps_per_epoch * trainer.epochs
         fabric.seed_everything(config.seed, verbose=False)
-        self.method = build.method(config, self.total_steps, len(self.views))
+        self.method = build.method(
+            config,
+            total_steps=self.total_steps,
+            batch_size=self._images_per_pass(),
+            num_images=len(self.views),
+        )
         self.optimizer = build.optimizer(config.optimizer, self.method)
         # These two are the same modules and tensors, with precision and DDP around them.
         self.wrapped_method, self.wrapped_optimizer = fabric.setup(self.method, self.optimizer)
         self.untrained = None
+        self.query_views = self._query_views()
+
+    def _images_per_pass(self):
+        """Images of one forward pass on one device.
+
+        Raises:
+            UsageError: the data has fewer images than a batch, whose size is part of SAIB.
+        """
+        saib, configured = self.config.saib, self.config.trainer.batch_size
+        batch_size = self._batches(epoch=0, start=0).batch_size
+        if saib is not None and saib.channels == "batch" and batch_size != configured:
+            raise UsageError(
+                f"trainer.batch_size: {configured} is not allowed with saib.channels=batch, which needs whole batches: "
+                f"{self.config.data.name} has {len(self.views)} images. Take fewer, or saib.channels=patch"
+            )
+        return batch_size // self.fabric.world_size
+
+    def _query_views(self):
+        """What the pictures of SAIB's work are made from; None where there is no block, or another rank draws them."""
+        saib = self.config.saib
+        if saib is None or not self.fabric.is_global_zero:
+            return None
+        return QueryViews(
+            self.views,
+            batch_size=self._images_per_pass(),
+            whole_batch=saib.channels == "batch",
+            mean=self.config.views["mean"],
+            std=self.config.views["std"],
+        )
 
     def restore_or_begin(self):
         """Continue from the folder's checkpoint; where there is none yet, measure the untrained encoder first."""
@@ -117,6 +152,12 @@ class Pretraining:
         if state["samples"] != len(self.views):
             raise UsageError(
                 f"the run saw {state['samples']} training images, {self.config.data.name} now has {len(self.views)}"
+            )
+        saib, ranks = self.config.saib, len(state["rng"])
+        if saib is not None and saib.channels == "batch" and ranks != self.fabric.world_size:
+            raise UsageError(
+                f"trainer.devices: {self.fabric.world_size} is not allowed, the block of saib.channels=batch was built "
+                f"for a part of the batch on each of {ranks}"
             )
         load_part(self.method, state["method"], self.folder.checkpoint)
         load_part(self.optimizer, state["optimizer"], self.folder.checkpoint)
@@ -195,6 +236,9 @@ class Pretraining:
                 log.advance()
             stop = self._must_stop(logged)
             due = trainer.checkpoint_steps is not None and number % trainer.checkpoint_steps == 0
+            if number % self.steps_per_epoch == 0 and self.query_views is not None:
+                rows = self.query_views.rows(self.method.saib, self.fabric.device)
+                log.write_picture(number, "views", tile(rows))
             if stop or due or number % self.steps_per_epoch == 0:
                 self.save()
             if stop:
@@ -267,6 +311,8 @@ class Pretraining:
         if self.fabric.is_global_zero:
             title = f"{self.config.method['name']} on {Path(self.config.data.name).name}"
             draw_curves(self.folder.metrics, self.folder.curves, title)
+            if self.query_views is not None:
+                draw_views(self.query_views.rows(self.method.saib, self.fabric.device), self.folder.views, title)
             write_json(self.folder.result, result)
         return result
 

@@ -36,6 +36,32 @@ class RingConfig:
 
 
 @dataclass(frozen=True)
+class SaibConfig:
+    """SAIB, the block that transforms one of the two views (Zhang et al., 2026); see `iecl_fast.SAIB`.
+
+    Attributes:
+        channels: "patch" takes each image by itself; "batch", the paper's, mixes the images of a batch, whose size is
+            then part of the block.
+        patch_size: side in pixels; it divides views.image_size. null takes 4 for 32 pixels, 16 for 224, and for other
+            sizes the greatest divisor up to a fourteenth of the size, or to 4.
+        activation, expansion, cascade, positional: as `iecl_fast.SAIB` has them.
+    """
+
+    channels: Literal["patch", "batch"] = "patch"
+    patch_size: Positive | None = None
+    activation: Literal["relu", "silu"] = "relu"
+    expansion: Literal["free", "monotone"] = "free"
+    cascade: Positive = 1
+    positional: bool = True
+
+    def patch_size_for(self, image_size):
+        """The side of a patch for images of that size."""
+        if self.patch_size is not None:
+            return self.patch_size
+        return max(side for side in range(1, max(4, image_size // 14) + 1) if image_size % side == 0)
+
+
+@dataclass(frozen=True)
 class EncoderConfig:
     """The backbone.
 
@@ -162,6 +188,7 @@ class Config:
 
     method: dict
     ring: RingConfig | None
+    saib: SaibConfig | None
     encoder: EncoderConfig
     data: DataConfig
     views: dict
@@ -188,6 +215,7 @@ def _plain(value):
 
 GROUPS = {
     "ring": RingConfig,
+    "saib": SaibConfig,
     "encoder": EncoderConfig,
     "data": DataConfig,
     "optimizer": OptimizerConfig,
@@ -195,6 +223,9 @@ GROUPS = {
     "trainer": TrainerConfig,
     "evaluate": EvaluateConfig,
 }
+
+# Groups that are a part of the method, which may also be left out: null, the default.
+PARTS = ("ring", "saib")
 
 # Keys that a resumed run may change: they say where and with what means the work is done, not what it is.
 MAY_DIFFER = (

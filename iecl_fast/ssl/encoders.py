@@ -1,5 +1,6 @@
 """Encoders: torchvision's ResNets without their classifier, projection heads, and the two joined."""
 
+import itertools
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ BACKBONES: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
     "resnet50": (Bottleneck, [3, 4, 6, 3]),
 }
 STEMS = ("imagenet", "small")
-HEADS = ("linear", "mlp")
+HEADS = ("linear", "mlp", "mlp3")
 
 
 class ResNetBackbone(torchvision.models.ResNet):
@@ -90,21 +91,50 @@ def build_backbone(
     return ResNetBackbone(*BACKBONES[name], stem=stem, width=width, in_channels=in_channels)
 
 
+class MLP(nn.Sequential):
+    """Linear layers with BatchNorm and ReLU between them: (N, ``dims[0]``) -> (N, ``dims[-1]``).
+
+    Args:
+        dims: widths of the input, of every hidden layer and of the output.
+        norm_output: BatchNorm after the last layer too.
+    """
+
+    def __init__(self, *dims: int, norm_output: bool = False):
+        layers = []
+        for width, hidden in itertools.pairwise(dims[:-1]):
+            # BatchNorm takes away what a bias adds.
+            layers += [nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)]
+        layers.append(nn.Linear(dims[-2], dims[-1], bias=not norm_output))
+        super().__init__(*layers, *([nn.BatchNorm1d(dims[-1])] if norm_output else []))
+
+
 class ProjectionHead(nn.Sequential):
     """Maps features to the space in which they are compared: (N, ``in_dim``) -> (N, ``dim``).
 
     Args:
         in_dim: width of the features.
         dim: width of the projection.
-        kind: ``"linear"``, one layer (MoCo v1), or ``"mlp"``, two with a ReLU between them and ``in_dim`` hidden units
-            (MoCo v2: Chen et al. 2020, "Improved Baselines with Momentum Contrastive Learning").
+        kind: ``"linear"``, one layer (MoCo v1); ``"mlp"``, two with a ReLU between them (MoCo v2: Chen et al. 2020,
+            "Improved Baselines with Momentum Contrastive Learning"); ``"mlp3"``, three with BatchNorm and ReLU between
+            them (IE-CL: Zhang et al. 2026).
+        hidden_dim: units of the hidden layers; None takes ``in_dim``, as MoCo v2 does.
     """
 
-    def __init__(self, in_dim: int, dim: int, kind: Literal["linear", "mlp"] = "mlp"):
+    def __init__(
+        self, in_dim: int, dim: int, kind: Literal["linear", "mlp", "mlp3"] = "mlp", hidden_dim: int | None = None
+    ):
         if kind not in HEADS:
             raise ValueError(f"kind must be one of {', '.join(HEADS)}, got {kind!r}")
-        hidden = [nn.Linear(in_dim, in_dim), nn.ReLU(inplace=True)] if kind == "mlp" else []
-        super().__init__(*hidden, nn.Linear(in_dim, dim))
+        hidden = in_dim if hidden_dim is None else hidden_dim
+        for name, value in (("dim", dim), ("hidden_dim", hidden)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if kind == "linear":
+            super().__init__(nn.Linear(in_dim, dim))
+        elif kind == "mlp":
+            super().__init__(nn.Linear(in_dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, dim))
+        else:
+            super().__init__(*MLP(in_dim, hidden, hidden, dim))
 
 
 def normalize_rows(rows: Tensor, eps: float = 1e-12) -> Tensor:
@@ -126,5 +156,9 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.head = head
 
+    def project(self, images: Tensor) -> Tensor:
+        """The head's output as it comes, (N, C)."""
+        return self.head(self.backbone(images))
+
     def forward(self, images: Tensor) -> Tensor:
-        return normalize_rows(self.head(self.backbone(images)))
+        return normalize_rows(self.project(images))

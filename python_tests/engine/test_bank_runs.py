@@ -5,11 +5,11 @@ import signal
 
 import pytest
 import torch
-from test_pretrain import assert_same_run, kill_at
 
 from iecl_fast.cli import main
 from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.logging import RunLog, read_metrics
+from test_pretrain import assert_same_run, kill_at
 
 METHOD_OPTIONS = {
     "ir": ["method.num_samples=64", "ring.lower=[0,50]", "ring.upper=95"],
@@ -61,7 +61,7 @@ def test_the_bank_has_an_entry_for_each_image(tmp_path):
     ("method", "overrides", "words"),
     [
         ("ir", ["ring.lower=[0,99]", "ring.upper=99.5"], "ring"),  # keeps none of the 47 others at the end
-        ("la", ["ring.upper=99"], "ring: la has no negatives to choose; write ring=null"),
+        ("la", ["ring.upper=99"], "ring: la takes no ring; write ring=null"),
         ("la", ["method.num_clusters=49"], "method: num_clusters must lie in 1..48"),
         ("cmc", ["encoder.width=3"], "encoder: width must be even"),
         ("ir", ["method.num_images=9"], "there is no key method.num_images"),

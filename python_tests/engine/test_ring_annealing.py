@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from test_pretrain import assert_same_run, kill_at
 
 from iecl_fast.cli import main
 from iecl_fast.engine import build
@@ -14,12 +13,13 @@ from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import resolve
 from iecl_fast.engine.logging import RunLog, read_metrics
 from iecl_fast.ring import AdaptiveRingSchedule
+from test_pretrain import assert_same_run, kill_at
 
 
 def schedule_of(ring, total_steps=600, epochs=200):
     groups = {"method": {"num_keys": 100}, "trainer": {"epochs": epochs}, "encoder": {"width": 2}}
     config = resolve({"ring": ring, **groups})
-    return build.method(config, total_steps, num_images=1000).ring
+    return build.method(config, total_steps=total_steps, batch_size=8, num_images=1000).ring
 
 
 def test_epochs_become_optimiser_steps():
