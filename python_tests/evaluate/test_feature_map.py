@@ -47,8 +47,8 @@ class Maps(nn.Module):
         return self.norm(self.convolution(images)).relu()
 
 
-def probe(backbone, **options):
-    views = ViewsDataset(Corners(160, 1), lambda image: image, num_views=1, seed=3)
+def probe(backbone, transform=lambda image: image, **options):
+    views = ViewsDataset(Corners(160, 1), transform, num_views=1, seed=3)
     fabric = Fabric(accelerator="cpu", devices=1)
     defaults = {"num_classes": 4, "epochs": 10, "lr": 0.05, "batch_size": 32}
     return feature_map_accuracy(backbone, views, Corners(80, 2), fabric=fabric, **{**defaults, **options})
@@ -65,6 +65,17 @@ def test_places_count_and_the_backbone_is_left_alone():
     assert backbone.training and all(p.grad is None for p in backbone.parameters())
     torch.manual_seed(7)
     assert probe(backbone) == result  # whatever the random state
+
+
+def test_each_epoch_sees_each_image_in_another_view():
+    seen = []
+
+    def transform(image):
+        seen.append(torch.rand(()).item())
+        return image
+
+    probe(Maps(), transform, epochs=3)
+    assert len(set(seen)) == len(seen) == 3 * 160
 
 
 def test_one_step_is_that_of_sgd_from_zero():
