@@ -195,16 +195,7 @@ void saib_tiles_of_gradients(const Tensor& gradients, int64_t frequency, int64_t
 
 void saib_add_to_results(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, bool relu,
                          Tensor results) {
-  const auto run = [relu](const auto& grid, const float* from, int row, int64_t first, int64_t last, float* to) {
-    iecl_fast::saib::add_to_results_cpu(grid, from, row, first, last, relu, to, parallel_for);
-  };
-  iecl_fast::saib::add_tiles(tiles, frequency, begin, end, results, run);
-}
-
-void saib_add_to_gradients(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, Tensor gradients) {
-  iecl_fast::saib::add_tiles(tiles, frequency, begin, end, gradients, [](const auto&... arguments) {
-    iecl_fast::saib::add_to_gradients_cpu(arguments..., parallel_for);
-  });
+  iecl_fast::saib::add_tiles(tiles, frequency, begin, end, relu, results, parallel_for);
 }
 
 std::string instruction_set() { return iecl_fast::ring::instruction_set(); }
@@ -230,7 +221,6 @@ STABLE_TORCH_LIBRARY(iecl_fast, m) {
   m.def("_saib_tiles_of_features(Tensor features, int frequency, int begin, int end, Tensor(a!) tiles) -> ()");
   m.def("_saib_tiles_of_gradients(Tensor gradients, int frequency, int begin, int end, Tensor(a!) tiles) -> ()");
   m.def("_saib_add_to_results(Tensor tiles, int frequency, int begin, int end, bool relu, Tensor(a!) results) -> ()");
-  m.def("_saib_add_to_gradients(Tensor tiles, int frequency, int begin, int end, Tensor(a!) gradients) -> ()");
   m.def("_instruction_set() -> str");
 }
 
@@ -247,7 +237,6 @@ STABLE_TORCH_LIBRARY_IMPL(iecl_fast, CPU, m) {
   m.impl("_saib_tiles_of_features", TORCH_BOX(&saib_tiles_of_features));
   m.impl("_saib_tiles_of_gradients", TORCH_BOX(&saib_tiles_of_gradients));
   m.impl("_saib_add_to_results", TORCH_BOX(&saib_add_to_results));
-  m.impl("_saib_add_to_gradients", TORCH_BOX(&saib_add_to_gradients));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(iecl_fast, CompositeImplicitAutograd, m) { m.impl("_instruction_set", TORCH_BOX(&instruction_set)); }

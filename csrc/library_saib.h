@@ -85,12 +85,11 @@ void tiles_of(const Tensor& pixels, int64_t frequency, int64_t begin, int64_t en
   run(grid, static_cast<const float*>(pixels.const_data_ptr()), int(frequency), begin, end, mutable_floats(tiles));
 }
 
-// Backwards(grid, tiles, begin, end, pixels)
-template <class Backwards>
-void add_tiles(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, Tensor& pixels,
-               const Backwards& run) {
-  const Grid grid = grid_of(pixels, frequency, begin, end);
-  run(grid, floats(tiles, tile_floats(grid, begin, end), "tiles"), int(frequency), begin, end, mutable_floats(pixels));
+inline void add_tiles(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, bool relu, Tensor& results,
+                      ParallelFor parallel) {
+  const Grid grid = grid_of(results, frequency, begin, end);
+  add_to_results_cpu(grid, floats(tiles, tile_floats(grid, begin, end), "tiles"), int(frequency), begin, end, relu,
+                     mutable_floats(results), parallel);
 }
 
 }  // namespace iecl_fast::saib

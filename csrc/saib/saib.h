@@ -6,9 +6,10 @@
 //
 // The 3x3 convolutions are products in the Winograd domain, F(2x2, 3x3) of Lavin and Gray, "Fast Algorithms for
 // Convolutional Neural Networks": a tile of 2x2 results takes 16 multiplications a channel instead of 36.
-//     V = B^T d B of 4x4 features d, U = G g G^T of the weights g, Y = A^T (sum over channels of U V) A
-// and their transposes for the gradients. One of the four rows of the 4x4 domain is done at a time ("frequency"), so
-// that what lies in memory at once is a quarter. All results are independent of the number of threads.
+//     V = B^T d B of 4x4 features d, U = G g G^T of the weights g, Y = A^T (sum over channels of U V) A.
+// The gradient of the features is such a convolution, too; that of U is V (A dY A^T)^T. One of the four rows of the 4x4
+// domain is done at a time ("frequency"), so that what lies in memory at once is a quarter. All results are independent
+// of the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -58,14 +59,11 @@ struct Grid {
 //   add_to_results        U V -> results (grid): added up over the frequencies 0, 1, 2, 3, in this order. The first of
 //                         them write, the last of them apply ReLU if asked to.
 //   tiles_of_gradients    gradients of the results (grid) -> those of U V
-//   add_to_gradients      gradients of V -> those of the features (grid), added
 void tiles_of_features_cpu(const Grid& grid, const float* features, int frequency, int64_t begin, int64_t end,
                            float* tiles, ParallelFor parallel);
 void add_to_results_cpu(const Grid& grid, const float* tiles, int frequency, int64_t begin, int64_t end, bool relu,
                         float* results, ParallelFor parallel);
 void tiles_of_gradients_cpu(const Grid& grid, const float* gradients, int frequency, int64_t begin, int64_t end,
                             float* tiles, ParallelFor parallel);
-void add_to_gradients_cpu(const Grid& grid, const float* tiles, int frequency, int64_t begin, int64_t end,
-                          float* gradients, ParallelFor parallel);
 
 }  // namespace iecl_fast::saib

@@ -18,9 +18,6 @@ struct TileKernels {
                     int64_t channels, float* const* tiles);
   // results[s] = sign * (A^T tiles)[s] (+ results[s]) at two columns, negative ones replaced by 0 if asked to.
   void (*results)(const float* const* tiles, float sign, bool add, bool relu, int64_t channels, float* const* results);
-  // gradients[s] += sign * (B tiles)[s] at two columns. before, after: V's first and last of the two tiles beside.
-  void (*add_gradients)(const float* const* tiles, const float* before, const float* after, float sign,
-                        int64_t channels, float* const* gradients);
 };
 
 const TileKernels& tile_kernels();

@@ -58,16 +58,4 @@ void results(const float* const* tiles, float sign, bool add, bool relu, int64_t
   }
 }
 
-void add_gradients(const float* const* tiles, const float* before, const float* after, float sign, int64_t channels,
-                   float* const* gradients) {
-  const float *t0 = tiles[0], *t1 = tiles[1], *t2 = tiles[2], *t3 = tiles[3];
-  float* __restrict g0 = gradients[0];
-  float* __restrict g1 = gradients[1];
-#pragma GCC ivdep
-  for (int64_t c = 0; c < channels; ++c) {
-    g0[c] += sign * ((t1[c] - t2[c]) + (t3[c] - before[c]));
-    g1[c] += sign * ((t1[c] + t2[c]) + (after[c] - t0[c]));
-  }
-}
-
-const TileKernels kernels = {kName, features, gradients, results, add_gradients};
+const TileKernels kernels = {kName, features, gradients, results};

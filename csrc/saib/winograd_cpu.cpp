@@ -114,40 +114,4 @@ void tiles_of_gradients_cpu(const Grid& grid, const float* gradients, int freque
   });
 }
 
-// Row 2 i - 1 + r of the features gets the frequency's share of row r of tile row i, so rows of pixels get theirs from
-// one row of tiles or from two. Each is the task of its nearest row of tiles.
-void add_to_gradients_cpu(const Grid& grid, const float* tiles, int frequency, int64_t begin, int64_t end,
-                          float* gradients, ParallelFor parallel) {
-  const std::vector<float> zeros(grid.channels);
-  const int64_t tile_rows = grid.tile_rows();
-  // Beyond both ends: their rows of pixels are touched, too.
-  parallel(end - begin + 2, [&](int64_t task) {
-    const int64_t row = begin - 1 + task;
-    if (row < 0 || row >= grid.images * tile_rows) return;
-    const int64_t image = row / tile_rows, place = row % tile_rows;
-    const std::unique_ptr<float[]> unused(new float[grid.channels]());
-    // The share of tile row `from` of row r of its own.
-    const auto add = [&](int64_t from, int r) {
-      const int64_t y = from % tile_rows * 2 - 1 + r;
-      if (from < begin || from >= end || from / tile_rows != image || y >= grid.height) return;
-      const Pair rows = kFeatureRows[frequency];
-      const float sign = r == rows.first ? 1.0f : rows.sign;
-      const Pixels<float> to(grid, gradients, image, y, unused.get());
-      const TileRow<const float> tile(grid, tiles, begin, end, from);
-      for (int64_t column = 0; column < grid.tile_columns(); ++column) {
-        const float* before = column == 0 ? zeros.data() : tile[column - 1][3];
-        const float* after = column + 1 == grid.tile_columns() ? zeros.data() : tile[column + 1][0];
-        float* const pixels[] = {to[2 * column], to[2 * column + 1]};
-        tile_kernels().add_gradients(tile[column].data(), before, after, sign, grid.channels, pixels);
-      }
-    };
-    const Pair rows = kFeatureRows[frequency];
-    for (const int r : {rows.first, rows.second}) {
-      if (r == 1 || r == 2) add(row, r);
-    }
-    if (rows.first == 0 && place + 1 < tile_rows) add(row + 1, 0);
-    if (rows.second == 3 && place > 0) add(row - 1, 3);
-  });
-}
-
 }  // namespace iecl_fast::saib

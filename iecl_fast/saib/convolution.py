@@ -2,15 +2,19 @@
 
 In the Winograd domain, F(2x2, 3x3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", with torch's
 products of matrices: 16 multiplications for 2x2 results instead of 36. The transforms are those of csrc/saib. torch's
-own convolution runs at what the machine can multiply, and so takes longer from about 20 channels on; the bits of its
-weight gradient depend on the number of threads.
+own convolution runs at what the machine can multiply, and so takes longer, but for narrow features, where transforms
+are not small beside the products. Its weight gradient is not used: its bits depend on the number of threads.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from iecl_fast.saib.products import add_product, products
 
 _kernels = torch.ops.iecl_fast
 
+_NARROW = 20  # channels; below, torch's own convolution takes less time
 _SCRATCH_BYTES = 3 << 19  # of the Winograd domain at once: within a second-level cache
 _G = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
 _ROWS_OF_G = [torch.kron(row[None], _G) for row in _G]  # (4, 9): a row of the 4x4 domain from the nine taps
@@ -18,59 +22,81 @@ _ROWS_OF_G = [torch.kron(row[None], _G) for row in _G]  # (4, 9): a row of the 4
 
 def convolve(features: Tensor, weight: Tensor, relu: bool = False) -> Tensor:
     """(B, h, w, D) and (E, D, 3, 3) to (B, h, w, E), zero padding; with ``relu`` negative results are 0."""
+    if weight.shape[1] < _NARROW:
+        results = F.conv2d(features.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1).contiguous()
+        return results.relu_() if relu else results
     results = features.new_empty(*features.shape[:3], weight.shape[0])
-    scratch = _Scratch(results, weight)
+    domain = _Domain(features, weight)
     for frequency in range(4):
-        scratch.transform(weight, frequency)
-        for begin, end, of_features, of_results in scratch:
+        domain.transform(weight, _ROWS_OF_G[frequency])
+        for begin, end, of_features, of_results in domain:
             _kernels._saib_tiles_of_features(features, frequency, begin, end, of_features)
-            torch.bmm(of_features, scratch.weight.transpose(1, 2), out=of_results)
+            products(of_features, domain.weight.transpose(1, 2), out=of_results)
             _kernels._saib_add_to_results(of_results, frequency, begin, end, relu, results)
     return results
 
 
-def convolve_backward(
-    gradients: Tensor, features: Tensor | None, weight: Tensor, needs_features: bool = True
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the features, if ``needs_features``, and of the weight, if the features are given."""
-    of_features = gradients.new_zeros(*gradients.shape[:3], weight.shape[1]) if needs_features else None
-    needs_weight = features is not None
-    of_taps = weight.new_empty(weight.shape[0] * weight.shape[1], 9) if needs_weight else None
-    scratch = _Scratch(gradients, weight)
-    of_weight = torch.empty_like(scratch.weight) if needs_weight else None
+def convolve_transposed(gradients: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the features, given that of the results: a convolution with the taps in reverse."""
+    if weight.shape[1] < _NARROW:
+        return F.conv_transpose2d(gradients.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1).contiguous()
+    of_features = gradients.new_empty(*gradients.shape[:3], weight.shape[1])
+    domain = _Domain(gradients, weight)
     for frequency in range(4):
-        scratch.transform(weight, frequency)
-        for begin, end, tiles, of_results in scratch:
+        domain.transform(weight, _ROWS_OF_G[frequency].flip(1))
+        for begin, end, of_results, of_gradients in domain:
+            _kernels._saib_tiles_of_features(gradients, frequency, begin, end, of_gradients)
+            products(of_gradients, domain.weight, out=of_results)
+            _kernels._saib_add_to_results(of_results, frequency, begin, end, False, of_features)
+    return of_features
+
+
+def weight_gradient(gradients: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the weight, given those of the results."""
+    if weight.shape[1] < _NARROW:
+        return _narrow_weight_gradient(gradients, features, weight)
+    of_taps = weight.new_empty(weight.shape[0] * weight.shape[1], 9)
+    domain = _Domain(features, weight)
+    for frequency in range(4):
+        for begin, end, of_features, of_results in domain:
+            _kernels._saib_tiles_of_features(features, frequency, begin, end, of_features)
             _kernels._saib_tiles_of_gradients(gradients, frequency, begin, end, of_results)
-            if needs_weight:
-                _kernels._saib_tiles_of_features(features, frequency, begin, end, tiles)
-                # beta = 0 ignores what was there
-                torch.baddbmm(of_weight, of_results.transpose(1, 2), tiles, beta=int(begin > 0), out=of_weight)
-            if needs_features:
-                torch.bmm(of_results, scratch.weight, out=tiles)
-                _kernels._saib_add_to_gradients(tiles, frequency, begin, end, of_features)
-        if needs_weight:
-            rows = of_weight.flatten(1).T
-            torch.addmm(of_taps, rows, _ROWS_OF_G[frequency], beta=int(frequency > 0), out=of_taps)
-    return of_features, of_taps.view(weight.shape) if needs_weight else None
+            # beta = 0 ignores what was there.
+            pair = of_results.transpose(1, 2), of_features
+            torch.baddbmm(domain.weight, *pair, beta=int(begin > 0), out=domain.weight)
+        rows = domain.weight.flatten(1).T
+        torch.addmm(of_taps, rows, _ROWS_OF_G[frequency], beta=int(frequency > 0), out=of_taps)
+    return of_taps.view(weight.shape)
 
 
-class _Scratch:
-    """Memory of one row of the Winograd domain, and the ranges of rows of tiles for which it lasts."""
+def _narrow_weight_gradient(gradients, features, weight):
+    """Tap by tap."""
+    _, height, width, _ = features.shape
+    padded = F.pad(features, (0, 0, 1, 1, 1, 1))
+    taps = weight.new_zeros(3, 3, *weight.shape[:2])
+    for i in range(3):
+        for j in range(3):
+            shifted = padded[:, i : i + height, j : j + width].flatten(0, 2)
+            add_product(taps[i, j], gradients.flatten(0, 2).T, shifted)
+    return taps.permute(2, 3, 0, 1).contiguous()
 
-    def __init__(self, results: Tensor, weight: Tensor):
-        images, height, width, _ = results.shape
+
+class _Domain:
+    """Memory for a row of the 4x4 domain of weights and tiles, and the ranges of rows of tiles for which it lasts."""
+
+    def __init__(self, features: Tensor, weight: Tensor):
+        images, height, width, _ = features.shape
         self.rows, self.columns = images * ((height + 1) // 2), (width + 1) // 2
-        bytes_each = 4 * self.columns * (weight.shape[0] + weight.shape[1]) * results.element_size()
+        bytes_each = 4 * self.columns * (weight.shape[0] + weight.shape[1]) * features.element_size()
         parts = max(1, -(-self.rows * bytes_each // _SCRATCH_BYTES))
         self.step = max(1, -(-self.rows // parts))
         self.weight = weight.new_empty(4, *weight.shape[:2])
         size = 4 * self.step * self.columns
-        self.memory = [results.new_empty(size * channels) for channels in (weight.shape[1], weight.shape[0])]
+        self.memory = [features.new_empty(size * channels) for channels in (weight.shape[1], weight.shape[0])]
 
-    def transform(self, weight: Tensor, frequency: int) -> None:
+    def transform(self, weight: Tensor, rows_of_g: Tensor) -> None:
         """A row of G w G^T: (4, E, D)."""
-        torch.mm(_ROWS_OF_G[frequency], weight.view(-1, 9).T, out=self.weight.flatten(1))
+        torch.mm(rows_of_g, weight.view(-1, 9).T, out=self.weight.flatten(1))
 
     def __iter__(self):
         """Each range, and its memory for (4, tiles, D) and (4, tiles, E)."""

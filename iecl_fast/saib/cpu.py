@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from iecl_fast.saib import reference
-from iecl_fast.saib.convolution import convolve, convolve_backward
+from iecl_fast.saib.convolution import convolve, convolve_transposed, weight_gradient
+from iecl_fast.saib.products import add_product, product
 
 _kernels = torch.ops.iecl_fast
-_LONGEST_SUM = 512  # longer ones may be shared out among threads, and their rounding would depend on how many
 _BAND_BYTES = 1 << 19  # of the widest features at once: a quarter of a second-level cache
 
 
@@ -48,16 +48,18 @@ class _Bands:
     def write(self, image, features, weight, part, result, positioned: bool = False) -> None:
         """result = 2 image + unpatchify(features @ weight [+ position]) of a part."""
         # The product comes in the order of the image's memory.
-        branch = _product(weight.T, features.T) if self.channels_are_batch else _product(features, weight)
+        branch = product(weight.T, features.T) if self.channels_are_batch else product(features, weight)
         _kernels._saib_scatter(image, self.position if positioned else None, branch, *self.options, *part, result)
 
     def position_gradient(self, gradient: Tensor, of_features: Tensor, weight: Tensor) -> Tensor:
         """Sum over the images of gradient + unpatchify(of_features @ weight): (R, p*p)."""
         patch_size, channels_are_batch = self.options
+        if gradient.stride(0) < gradient[0].numel():
+            gradient = gradient.contiguous()  # the order of the sum is that of the layout
         own = reference.patchify(gradient.sum(0, keepdim=True), patch_size)[0]
         if channels_are_batch:
             return own + torch.mv(of_features, weight.sum(1)).view(own.shape)
-        features = _product(of_features.view(self.grid[0], -1, self.grid[3]).sum(0), weight)
+        features = product(of_features.view(self.grid[0], -1, self.grid[3]).sum(0), weight)
         features = features.T.reshape(1, self.grid[3], *self.grid[1:3])
         return own + reference.from_channels(features, patch_size, self.image_shape, False)[0]
 
@@ -100,7 +102,7 @@ def backward(
     of_x = torch.empty_like(x) if needs[0] else None
     for part, here in bands:
         if needs[2]:
-            _add_product(of_w1, of_h1[here].T, bands.features(x, part, positioned=True))
+            add_product(of_w1, of_h1[here].T, bands.features(x, part, positioned=True))
         if needs[0]:
             bands.write(gradient, of_h1[here], w1.flatten(1), part, of_x)
     of_position = bands.position_gradient(gradient, of_h1, w1.flatten(1)) if needs[1] else None
@@ -115,14 +117,14 @@ def _free_forward(x, bands, w1, w2, w3, w4, activation, save, output):
     relu = activation == "relu"
     s1 = x.new_empty(bands.positions, len(w1))
     for part, here in bands:
-        _product(bands.features(x, part, positioned=True), w1.T, out=s1[here])
+        product(bands.features(x, part, positioned=True), w1.T, out=s1[here])
         if relu:
             s1[here].relu_()
     h1 = s1 if relu else F.silu(s1, inplace=not save)
     s2 = convolve(h1.view(bands.grid), w2, relu).flatten(0, 2)
     del h1
     for part, here in bands:
-        h3 = _product(s2[here] if relu else F.silu(s2[here]), w3.T)
+        h3 = product(s2[here] if relu else F.silu(s2[here]), w3.T)
         h3 = h3.relu_() if relu else F.silu(h3, inplace=True)
         bands.write(x, h3, w4.flatten(1).T, part, output, positioned=True)
     return [s1, s2]
@@ -136,17 +138,19 @@ def _free_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, needs)
     of_s2 = torch.empty_like(s2)
     for part, here in bands:
         h2 = s2[here] if relu else F.silu(s2[here])
-        s3 = _product(h2, w3.T)
+        s3 = product(h2, w3.T)
         h3 = s3.relu_() if relu else F.silu(s3)
         slope = bands.features(gradient, part)
         if needs[5]:
-            _add_product(of_w4, slope.T, h3)
-        of_s3 = _through_activation_(_product(slope, w4), s3, relu)
+            add_product(of_w4, slope.T, h3)
+        of_s3 = _through_activation_(product(slope, w4), s3, relu)
         if needs[4]:
-            _add_product(of_w3, of_s3.T, h2)
-        _through_activation_(_product(of_s3, w3, out=of_s2[here]), s2[here], relu)
+            add_product(of_w3, of_s3.T, h2)
+        _through_activation_(product(of_s3, w3, out=of_s2[here]), s2[here], relu)
     h1 = s1 if relu else F.silu(s1)
-    of_s1, of_w2 = convolve_backward(of_s2.view(*bands.grid[:3], -1), h1.view(bands.grid) if needs[3] else None, w2)
+    of_s2 = of_s2.view(*bands.grid[:3], -1)
+    of_w2 = weight_gradient(of_s2, h1.view(bands.grid), w2) if needs[3] else None
+    of_s1 = convolve_transposed(of_s2, w2)
     of_s1 = _through_activation_(of_s1.flatten(0, 2), s1, relu)
     return of_s1, torch.zeros_like(w1), of_w2, of_w3, of_w4
 
@@ -164,13 +168,13 @@ def _through_activation_(gradient: Tensor, features: Tensor, relu: bool) -> Tens
 def _monotone_forward(x, bands, w1, w2, w3, w4, activation, save, output):
     t1 = x.new_empty(bands.positions, len(w1))
     for part, here in bands:
-        _product(bands.features(x, part, positioned=True), w1.T, out=t1[here])
+        product(bands.features(x, part, positioned=True), w1.T, out=t1[here])
     t2 = convolve(t1.view(bands.grid), w2)
     u2 = torch.empty_like(t2)
     t2, flat_u2 = t2.flatten(0, 2), u2.flatten(0, 2)
     for _, here in bands:
-        _product(_product(t2[here], w3.T).relu_(), w3, out=flat_u2[here])
-    u1 = convolve_backward(u2, None, w2)[0].flatten(0, 2)
+        product(product(t2[here], w3.T).relu_(), w3, out=flat_u2[here])
+    u1 = convolve_transposed(u2, w2).flatten(0, 2)
     for part, here in bands:
         bands.write(x, u1[here], w1, part, output, positioned=True)
     return [t1, t2, u1]
@@ -183,34 +187,24 @@ def _monotone_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, ne
     v1 = torch.empty_like(t1)
     for part, here in bands:
         slope = bands.features(gradient, part)
-        _product(slope, w1.T, out=v1[here])
-        _add_product(of_w1, u1[here].T, slope)
+        product(slope, w1.T, out=v1[here])
+        add_product(of_w1, u1[here].T, slope)
     v1 = v1.view(bands.grid)
     v2 = convolve(v1, w2)
     u2 = torch.empty_like(v2)
     flat_v2, flat_u2 = v2.flatten(0, 2), u2.flatten(0, 2)
     for _, here in bands:
-        a = _product(t2[here], w3.T).relu_()
-        _product(a, w3, out=flat_u2[here])
-        of_z = _through_activation_(_product(flat_v2[here], w3.T), a, relu=True)
-        _add_product(of_w3, a.T, flat_v2[here])
-        _add_product(of_w3, of_z.T, t2[here])
-        _product(of_z, w3, out=flat_v2[here])  # v2 has done its part and becomes the gradient of W2 W1 P
-    of_w2 = convolve_backward(u2, v1, w2, needs_features=False)[1] if needs[3] else None
+        a = product(t2[here], w3.T).relu_()
+        product(a, w3, out=flat_u2[here])
+        of_z = _through_activation_(product(flat_v2[here], w3.T), a, relu=True)
+        add_product(of_w3, a.T, flat_v2[here])
+        add_product(of_w3, of_z.T, t2[here])
+        product(of_z, w3, out=flat_v2[here])  # v2 has done its part and becomes the gradient of W2 W1 P
+    of_w2 = None
+    if needs[3]:
+        of_w2 = weight_gradient(u2, v1, w2).add_(weight_gradient(v2, t1.view(bands.grid), w2))
     del u2, flat_u2, v1
-    of_t1, more = convolve_backward(v2, t1.view(bands.grid) if needs[3] else None, w2)
-    return of_t1.flatten(0, 2), of_w1, None if of_w2 is None else of_w2.add_(more), of_w3, None
-
-
-def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    return _add_product(torch.mm(a[:, :_LONGEST_SUM], b[:_LONGEST_SUM], out=out), a[:, _LONGEST_SUM:], b[_LONGEST_SUM:])
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total += a @ b."""
-    for begin in range(0, len(b), _LONGEST_SUM):
-        total.addmm_(a[:, begin : begin + _LONGEST_SUM], b[begin : begin + _LONGEST_SUM])
-    return total
+    return convolve_transposed(v2, w2).flatten(0, 2), of_w1, of_w2, of_w3, None
 
 
 def _laid_out_as(tensor: Tensor, like: Tensor) -> Tensor:

@@ -86,9 +86,12 @@ class SAIB(nn.Module):
         check_options(channels, activation, expansion)
         for name, value in (("patch_size", patch_size), ("cascade", cascade)):
             check_positive(name, value)
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-        for value in (height, width):
+        sides = tuple(image_size) if isinstance(image_size, (tuple, list)) else (image_size, image_size)
+        for value in sides:
             check_positive("image_size", value)
+        if len(sides) != 2:
+            raise ValueError(f"image_size = {image_size} is not allowed: a number or (height, width)")
+        height, width = sides
         check_divisible("image_size", height, width, patch_size)
         if channels == "batch":
             if batch_size is None:

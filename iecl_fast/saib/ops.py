@@ -31,23 +31,26 @@ def _implementation(device_type: str, dtype: torch.dtype, expansion: str):
     return cpu if device_type == "cpu" and dtype == torch.float32 else plain
 
 
-def _implement(device_type: str) -> None:
-    def saib(x, position, w1, w2, w3, w4, patch_size, channels_are_batch, activation, expansion, save):
+def _implement(device_type: str, key: str) -> None:
+    """Under a dispatch key, what serves tensors of a device."""
+
+    def saib(x, *arguments):
+        *_, expansion, _ = arguments
         module = _implementation(device_type, x.dtype, expansion)
         if module is plain and device_type != "cpu":
             _library.warn_reference("saib", device_type)
-        return module.forward(x, position, w1, w2, w3, w4, patch_size, channels_are_batch, activation, expansion, save)
+        return module.forward(x, *arguments)
 
     def saib_backward(gradient, x, *arguments):
-        expansion = arguments[-2]
+        *_, expansion, _ = arguments
         return _implementation(device_type, x.dtype, expansion).backward(gradient, x, *arguments)
 
-    _definitions.impl("saib", saib, device_type.upper())
-    _definitions.impl("saib_backward", saib_backward, device_type.upper())
+    _definitions.impl("saib", saib, key)
+    _definitions.impl("saib_backward", saib_backward, key)
 
 
 for _device_type in ("cpu", "cuda", "mps", "xpu"):
-    _implement(_device_type)
+    _implement(_device_type, _device_type.upper())
 
 
 # ---- autocast ------------------------------------------------------------------------------------------------------

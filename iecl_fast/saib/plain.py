@@ -46,6 +46,7 @@ def backward(
 ):
     """Gradients of those of x, position, w1, w2, w3, w4 that ``needs`` names, in this order."""
     weights = (w1, w2, w3, w4)
+    gradient = gradient.contiguous()  # the order of sums is that of the layout
     p = _patches(x, position, patch_size, channels_are_batch)
     g = reference.to_channels(
         reference.patchify(gradient, patch_size), patch_size, x.shape, channels_are_batch
@@ -91,7 +92,7 @@ def _monotone_backward(g, p, w1, w2, w3, t1, t2, z, u1, activation):
 
 
 def _patches(x, position, patch_size, channels_are_batch):
-    patches = reference.patchify(x, patch_size)
+    patches = reference.patchify(x.contiguous(), patch_size)
     if position is not None:
         patches = patches + position
     return reference.to_channels(patches, patch_size, x.shape, channels_are_batch).contiguous()

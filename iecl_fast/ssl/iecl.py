@@ -30,6 +30,9 @@ class IECL(MoCo):
       for. The recipes say what they take.
     * How its weights relate to the width of the embedding: here the terms are per dimension, see
       :class:`~iecl_fast.ssl.information.InformationTerms`.
+    * Nothing but gamma holds g back: the divergence, with its queries detached, moves Q alone. In a long training with
+      lambda at 0.2 the transformed views may become more than the keys can be found by, which shows as a falling
+      ``positive_similarity`` in the log; a smaller lambda mends it.
     * Queue, temperature and momentum are MoCo v2's defaults.
 
     ``ring`` restricts the negatives as it does in MoCo, which neither paper has.
