@@ -8,6 +8,7 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from iecl_fast import __version__
@@ -19,6 +20,7 @@ Contrastive pretraining of image encoders, with Ring negatives.
 
   iecl-fast pretrain              train an encoder on handwritten digits: two minutes, no download
   iecl-fast evaluate knn --checkpoint runs/NAME
+  iecl-fast sweep cifar10_moco_v2 iecl_cifar10 --seeds 3      several recipes and seeds, and a table
   iecl-fast doctor                what was built, and what is used
 
 Each of them explains itself: iecl-fast pretrain --help
@@ -27,7 +29,7 @@ Each of them explains itself: iecl-fast pretrain --help
 PRETRAIN_DESCRIPTION = """\
 Train an encoder without labels, then measure its features by kNN and by a linear classifier, before and after.
 
-Without arguments: MoCo with Ring negatives on scikit-learn's handwritten digits, two minutes on two cores.
+Without arguments: IE-CL with Ring negatives on scikit-learn's handwritten digits, two minutes on two cores.
 """
 
 PRETRAIN_EXAMPLES = """\
@@ -38,7 +40,8 @@ examples:
   iecl-fast pretrain --data photos                            your own: photos/train/<class>/ and photos/test/<class>/
   iecl-fast pretrain --data photos encoder.width=64 trainer.threads=null      the same with a wider network, all cores
   iecl-fast pretrain method.temperature=0.1 ring.upper=95     any value of the configuration
-  iecl-fast pretrain ring=null                                plain MoCo: all keys are negatives
+  iecl-fast pretrain ring=null saib=null                      all keys are negatives, no block transforms a view
+  iecl-fast pretrain --method byol                            another method, with what of the recipe it takes
   iecl-fast pretrain --resume runs/first                      go on with a run that was stopped
 
 recipes for --config (or a YAML file of yours with the same keys):
@@ -48,11 +51,25 @@ a run folder holds:
   config.yaml             every value that was used
   environment.json        versions and hardware
   metrics.csv             losses and the like over the steps; as a picture curves.png, for TensorBoard tensorboard/
+  views.png               what SAIB makes of some views
   checkpoints/last.ckpt   to resume and to evaluate
   result.json             the accuracies, before and after
 
 keys and their values in this recipe:
 {keys}
+"""
+
+SWEEP_DESCRIPTION = """\
+Train several recipes with several seeds, one after the other, and print mean and deviation of what they reach.
+"""
+
+SWEEP_EXAMPLES = """\
+examples:
+  iecl-fast sweep digits digits_moco --seeds 3
+  iecl-fast sweep iecl_cifar10 mine.yaml --seeds 3 --output runs/comparison data.limit=10000 trainer.epochs=20
+
+The runs lie in OUTPUT/<recipe>/seed<number>. Called again it goes on where it was stopped, and what is finished is only
+read; nothing is overwritten. Beside them: summary.json, and curves.png with a curve for each recipe.
 """
 
 EVALUATE_DESCRIPTION = """\
@@ -89,14 +106,15 @@ class PretrainParser(Parser):
         from iecl_fast.engine.config import describe_keys, recipes
 
         keys = "".join(f"  {line}\n" for line in describe_keys())
-        self.epilog = PRETRAIN_EXAMPLES.format(recipes="  ".join(recipes()), keys=keys)
+        names = textwrap.fill("  ".join(recipes()), 116, subsequent_indent="  ", break_on_hyphens=False)
+        self.epilog = PRETRAIN_EXAMPLES.format(recipes=names, keys=keys)
         return super().format_help()
 
 
 def pretrain_parser():
     parser = PretrainParser(prog="iecl-fast pretrain", description=PRETRAIN_DESCRIPTION)
     parser.add_argument("--config", metavar="FILE", help="YAML file, or the name of a recipe (default: digits)")
-    parser.add_argument("--method", metavar="NAME", help="method.name")
+    parser.add_argument("--method", metavar="NAME", help="method.name, with its own defaults")
     parser.add_argument("--data", metavar="NAME|FOLDER", help="digits, cifar10, cifar100, stl10, imagenet, or a folder")
     parser.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
     parser.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
@@ -128,7 +146,7 @@ def _check_torchvision():
 
 def run_pretrain(arguments):
     _check_torchvision()
-    from iecl_fast.engine.config import merge, parse_override, read_recipe, resolve
+    from iecl_fast.engine.config import for_method, merge, parse_override, read_recipe, resolve
     from iecl_fast.engine.folder import RunFolder
     from iecl_fast.engine.pretrain import pretrain
 
@@ -138,8 +156,9 @@ def run_pretrain(arguments):
         mapping = RunFolder.of_run(arguments.resume).read_config()
     else:
         mapping = read_recipe("digits" if arguments.config is None else arguments.config)
+    if arguments.method is not None:
+        mapping = for_method(mapping, arguments.method)
     named = {
-        "method": {"name": arguments.method},
         "data": {"name": arguments.data},
         "trainer": {"epochs": arguments.epochs, "batch_size": arguments.batch_size},
         "seed": arguments.seed,
@@ -173,6 +192,38 @@ def run_evaluate(arguments):
         print(f"{name:18} {_percent(value) if '_top' in name else value}")
 
 
+def sweep_parser():
+    parser = Parser(prog="iecl-fast sweep", description=SWEEP_DESCRIPTION, epilog=SWEEP_EXAMPLES)
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="recipes, YAML files; key.sub=value is for all")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each recipe (default: 1)")
+    parser.add_argument("--data", metavar="NAME|FOLDER", help="data.name")
+    parser.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
+    parser.add_argument("--output", default="runs/sweep", metavar="DIR", help="folder (default: runs/sweep)")
+    return parser
+
+
+def run_sweep(arguments):
+    _check_torchvision()
+    from iecl_fast.engine.config import parse_override
+    from iecl_fast.engine.sweep import format_table, sweep
+
+    overrides = [text for text in arguments.configs if "=" in text]
+    names = [text for text in arguments.configs if "=" not in text]
+    if not names:
+        raise UsageError("name at least one recipe or YAML file")
+    named = {
+        "data": {"name": arguments.data},
+        "trainer": {"epochs": arguments.epochs, "batch_size": arguments.batch_size},
+    }
+    layers = [_given(named), *map(parse_override, overrides)]
+    results, failures = sweep(names, seeds=arguments.seeds, output=arguments.output, layers=layers)
+    print(format_table(results))
+    print(f"\nEverything is in {arguments.output}")
+    if failures:
+        raise RunError("\n".join([f"{len(failures)} runs failed:", *failures]))
+
+
 def run_doctor(_arguments):
     from iecl_fast.doctor import report
 
@@ -186,6 +237,7 @@ def doctor_parser():
 VERBS = {
     "pretrain": (pretrain_parser, run_pretrain),
     "evaluate": (evaluate_parser, run_evaluate),
+    "sweep": (sweep_parser, run_sweep),
     "doctor": (doctor_parser, run_doctor),
 }
 

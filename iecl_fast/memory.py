@@ -111,17 +111,104 @@ class MemoryQueue(nn.Module):
         return torch.where(known[last] == ids, by_age[order[last]], -1)
 
     def _check(self, keys: Tensor, ids: Tensor | None) -> None:
-        if keys.ndim != 2 or keys.shape[1] != self.dim:
-            raise ValueError(f"keys must have shape (N, {self.dim}), got {tuple(keys.shape)}")
-        if not keys.is_floating_point():
-            raise TypeError(f"keys must be floating point, got {keys.dtype}")
+        _check_keys(keys, self.dim)
         if (ids is not None) != self.with_ids:
             wanted = "needs ids beside the keys" if self.with_ids else "takes no ids"
             raise ValueError(f"a MemoryQueue built with with_ids={self.with_ids} {wanted}")
-        if ids is not None and ids.shape != keys.shape[:1]:
-            raise ValueError(f"ids must have shape ({len(keys)},), one for each key, got {tuple(ids.shape)}")
-        if ids is not None and (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
-            raise TypeError(f"ids must be integers, got {ids.dtype}")
+        if ids is not None:
+            _check_integers(ids, "ids", len(keys))
 
     def extra_repr(self) -> str:
         return f"num_keys={self.num_keys}, dim={self.dim}, with_ids={self.with_ids}"
+
+
+class MemoryBank(nn.Module):
+    """One key for each image of a training set, moved a little whenever the image is seen (Wu et al. 2018,
+    "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", section 3).
+
+    Under ``torch.distributed`` each rank's keys are gathered in rank order, so all ranks hold the same bank; alone it
+    works without a process group. All state is in a buffer and so in ``state_dict``.
+
+    Args:
+        num_items: images K of the training set.
+        dim: width C of a key.
+        momentum: weight of the old key in each update, 0 <= momentum <= 1; the original's is 0.5.
+
+    Attributes:
+        keys: (K, C) float32, unit rows from the start; random until their images are seen.
+    """
+
+    keys: Tensor
+
+    def __init__(self, num_items: int, dim: int, momentum: float = 0.5):
+        super().__init__()
+        for name, value in (("num_items", num_items), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0.0 <= momentum <= 1.0:
+            raise ValueError(f"momentum must lie in 0..1, got {momentum}")
+        self.num_items = num_items
+        self.dim = dim
+        self.momentum = momentum
+        self.register_buffer("keys", F.normalize(torch.randn(num_items, dim), dim=1))
+
+    @torch.no_grad()
+    def update(self, keys: Tensor, index: Tensor) -> None:
+        """Move the entries of a batch: ``entry = unit(momentum * entry + (1 - momentum) * key)``.
+
+        An index that comes more than once takes its last key, counted in rank order, and moves once. Where the mixture
+        has no direction, as between opposite keys, the entry stays as it was. Call it once a step and after the loss,
+        on every rank: it is a collective under ``torch.distributed``.
+
+        Args:
+            keys: (N, C), floating point, any N. Converted to the bank's dtype; no gradient is kept.
+            index: (N,), integers in 0 .. K - 1, on the bank's device: which entries.
+
+        Raises:
+            ValueError: a shape does not fit, or an index lies outside the bank (on a GPU the device says so itself).
+            TypeError: keys are not floating point, or the index not integers.
+        """
+        _check_keys(keys, self.dim)
+        self._check_index(index, len(keys))
+        keys = gather_rows(keys.to(self.keys.dtype))
+        index = gather_rows(index.to(torch.int64))
+        # All occurrences of an index write what the last of them does, so that the order of writing does not matter.
+        known, order = torch.sort(index, stable=True)
+        last = order[torch.searchsorted(known, index, right=True) - 1]
+        old = self.keys[index]
+        mixture = self.momentum * old + (1 - self.momentum) * keys[last]
+        norms = torch.linalg.vector_norm(mixture, dim=1, keepdim=True)
+        self.keys.index_copy_(0, index, torch.where(norms > 1e-12, mixture / norms, old))
+
+    def entries(self, index: Tensor) -> Tensor:
+        """The keys of some images: (N,) integers in 0 .. K - 1 -> (N, C).
+
+        Raises:
+            ValueError, TypeError: as :meth:`update`.
+        """
+        self._check_index(index, len(index))
+        return self.keys[index]
+
+    def _check_index(self, index: Tensor, count: int) -> None:
+        _check_integers(index, "index", count)
+        # A GPU's indices are not read: that would wait for it, and its own indexing checks them.
+        if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < self.num_items:
+            wrong = index[(index < 0) | (index >= self.num_items)][0]
+            raise ValueError(f"index must lie in 0..{self.num_items - 1}, got {int(wrong)}")
+
+    def extra_repr(self) -> str:
+        return f"num_items={self.num_items}, dim={self.dim}, momentum={self.momentum}"
+
+
+def _check_keys(keys: Tensor, dim: int) -> None:
+    if keys.ndim != 2 or keys.shape[1] != dim:
+        raise ValueError(f"keys must have shape (N, {dim}), got {tuple(keys.shape)}")
+    if not keys.is_floating_point():
+        raise TypeError(f"keys must be floating point, got {keys.dtype}")
+
+
+def _check_integers(numbers: Tensor, name: str, count: int) -> None:
+    if numbers.shape != (count,):
+        raise ValueError(f"{name} must have shape ({count},), one for each key, got {tuple(numbers.shape)}")
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise TypeError(f"{name} must be integers, got {numbers.dtype}")

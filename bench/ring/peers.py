@@ -11,6 +11,7 @@ from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import ring_ranks
 
 TEMPERATURE = 0.07
+DRAWS = 4096
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,20 @@ def quantile(query, positive_key, queue, lower, upper):
 
 def ring(query, positive_key, queue, lower, upper):
     return ring_info_nce(query, positive_key, queue, lower=lower, upper=upper, temperature=TEMPERATURE)
+
+
+def ring_draws(query, positive_key, queue, lower, upper):
+    """The paper's memory-bank setting: 4096 draws from the ring."""
+    return _loss(query, positive_key, ring_sample(query, queue, lower, upper, num_samples=DRAWS))
+
+
+def topk_draws(query, positive_key, queue, lower, upper):
+    """The closest keys down to the lower percentile, and 4096 draws from those that are not above the upper one."""
+    first, end = ring_ranks(lower, upper, len(queue))
+    similarities = torch.einsum("nc,kc->nk", query, queue)
+    closest = similarities.topk(len(queue) - first, dim=1).values
+    draws = torch.randint(len(queue) - end, len(queue) - first, (len(query), DRAWS), device=query.device)
+    return _loss(query, positive_key, closest.gather(1, draws))
 
 
 def with_gradient(loss: Callable, case: Case) -> Callable[[], Tensor]:

@@ -6,8 +6,8 @@ import torch
 
 from iecl_fast.data import ViewsDataset, build_dataset, dataset_info, evaluation_transform, training_transform
 from iecl_fast.engine.errors import UsageError
-from iecl_fast.ring import RingSchedule, ring_ranks
-from iecl_fast.ssl import METHODS, build_backbone, build_method
+from iecl_fast.ring import AdaptiveRingSchedule, RingSchedule, ring_ranks
+from iecl_fast.ssl import METHODS, accepts, build_backbone, build_lab_backbone, build_method
 
 
 @contextmanager
@@ -57,31 +57,80 @@ def evaluation_data(config):
     return train, test, info.num_classes
 
 
+def probe_views(config):
+    """The labelled training images, cropped and mirrored, for a probe of the feature map; None where there is none."""
+    if config.evaluate.linear_features != "map":
+        return None
+    data = config.data
+    with _of_group("data"):
+        images = build_dataset(data.name, split="train", limit=data.limit, **_location(data))
+    kept = {name: config.views[name] for name in ("image_size", "mean", "std", "crop_scale", "rotate", "flip")}
+    transform = training_transform(**kept, jitter_probability=0.0, gray=0.0, blur=0.0)
+    return ViewsDataset(images, transform, num_views=1, seed=config.seed)
+
+
 def _location(data):
     return {"root": data.root, "download": data.download}
 
 
-def method(config, total_steps):
+def method(config, *, total_steps, batch_size, num_images):
     """The method with its encoder, newly initialised from torch's random state.
 
     Args:
         config: `Config`.
         total_steps: optimiser steps of the whole run, over which Ring's annealing is spread.
+        batch_size: images of one forward pass on one device, all of which are this many.
+        num_images: training images; methods with a memory bank keep an entry for each.
     """
     options = dict(config.method)
-    with _of_group("ring"):
-        ring = None if config.ring is None else _ring_schedule(config.ring, options["num_keys"], total_steps)
+    name = options.pop("name")
+    # What is counted in epochs becomes steps here, once: an epoch's optimiser steps depend on accumulation, and not on
+    # the number of devices.
+    steps_per_epoch = max(1, total_steps // config.trainer.epochs)
+    known = {"num_images": num_images, "steps_per_epoch": steps_per_epoch}
+    options |= {key: value for key, value in known.items() if accepts(name, key)}
+    ring = None
+    if config.ring is not None:
+        # Of a memory bank all but the query's own entry; for SimCLR the other images of the batch, in both views.
+        others = num_images - 1 if accepts(name, "num_images") else 2 * batch_size - 2
+        with _of_group("ring"):
+            ring = _ring_schedule(config.ring, options.get("num_keys", others), total_steps, steps_per_epoch)
     with _of_group("encoder"):
-        backbone = build_backbone(config.encoder.name, config.encoder.stem, config.encoder.width)
+        encoder = (config.encoder.name, config.encoder.stem, config.encoder.width)
+        if name == "cmc":  # looks at colours, so it has to undo the views' standardisation
+            backbone = build_lab_backbone(*encoder, mean=config.views["mean"], std=config.views["std"])
+        else:
+            backbone = build_backbone(*encoder)
+    with _of_group("saib"):
+        saib = None if config.saib is None else _saib(config.saib, config.views["image_size"], batch_size)
     with _of_group("method"):
-        return build_method(options.pop("name"), backbone, ring=ring, **options)
+        return build_method(name, backbone, ring=ring, saib=saib, **options)
 
 
-def _ring_schedule(ring, num_keys, total_steps):
+def _saib(saib, image_size, batch_size):
+    from iecl_fast.saib import SAIB
+
+    return SAIB(
+        channels=saib.channels,
+        batch_size=batch_size if saib.channels == "batch" else None,
+        patch_size=saib.patch_size_for(image_size),
+        image_size=image_size,
+        activation=saib.activation,
+        expansion=saib.expansion,
+        cascade=saib.cascade,
+        positional=saib.positional,
+    )
+
+
+def _ring_schedule(ring, num_candidates, total_steps, steps_per_epoch):
     """The schedule, if it keeps a key even where the ring is narrowest: a run must not find that out at its end."""
-    schedule = RingSchedule(lower=ring.lower, upper=ring.upper, steps=max(1, round(ring.anneal * total_steps)))
-    ring_ranks(max(schedule.start, schedule.end), schedule.upper, num_keys)
-    return schedule
+    steps = ring.anneal * total_steps if ring.anneal_epochs is None else ring.anneal_epochs * steps_per_epoch
+    path = {"lower": ring.lower, "upper": ring.upper, "steps": max(1, round(steps))}
+    schedule = RingSchedule(**path)
+    ring_ranks(max(schedule.start, schedule.end), schedule.upper, num_candidates)
+    if ring.shape == "adaptive":
+        return AdaptiveRingSchedule(**path)
+    return RingSchedule(**path, shape=ring.shape, stages=ring.stages)
 
 
 def optimizer(options, method):
@@ -89,9 +138,13 @@ def optimizer(options, method):
 
     Args:
         options: `OptimizerConfig`.
-        method: module; parameters without gradient, as a momentum encoder's, are left out.
+        method: module; parameters without gradient, as a momentum encoder's, are left out. Its ``parameter_groups``,
+            if it has that, may give some of them a weight decay of their own.
     """
-    parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    if hasattr(method, "parameter_groups"):
+        parameters = method.parameter_groups(options.weight_decay)
+    else:
+        parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
     if options.name == "adamw":
         return torch.optim.AdamW(parameters, lr=options.lr, weight_decay=options.weight_decay)
     return torch.optim.SGD(parameters, lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay)

@@ -18,8 +18,11 @@ import yaml
 from iecl_fast.data import DATASETS, dataset_info, training_transform, view_options
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.schema import convert, did_you_mean
-from iecl_fast.engine.settings import GROUPS, MAY_DIFFER, Config, Seed
-from iecl_fast.ssl import METHODS
+from iecl_fast.engine.settings import GROUPS, MAY_DIFFER, PARTS, Config, Seed
+from iecl_fast.ssl import METHODS, accepts
+
+# Arguments of methods that are no options: parts, which are groups of their own, and what the engine knows.
+SUPPLIED = (*PARTS, "num_images", "steps_per_epoch")
 
 
 def recipes():
@@ -31,9 +34,21 @@ def recipes():
 def read_recipe(name):
     """The nested mapping of a YAML file, or of a packaged recipe.
 
+    ``base: NAME`` in it names a packaged recipe whose values it goes over.
+
     Raises:
         UsageError: no such file or recipe, unreadable, not YAML, or not a mapping.
     """
+    mapping = _read_mapping(name)
+    base = mapping.pop("base", None)
+    if base is None:
+        return mapping
+    if base not in recipes():
+        raise UsageError(f"base: {base!r} in {name} is not allowed, it must be a recipe{did_you_mean(base, recipes())}")
+    return merge(read_recipe(base), mapping)
+
+
+def _read_mapping(name):
     if name in recipes():
         text = resources.files("iecl_fast").joinpath("recipes", f"{name}.yaml").read_text()
     else:
@@ -93,6 +108,24 @@ def merge(base, layer):
     return merged
 
 
+def for_method(mapping, name):
+    """A recipe's mapping with another method in place of its own.
+
+    Of the recipe's method options those are kept that the other method has too, and a ring or a SAIB only where it
+    takes one. With a memory bank against without, momentum and temperature are of something else: then none are kept.
+    Neither is changed.
+    """
+    method = mapping.get("method") or {}
+    old = method.get("name", "moco") if isinstance(method, dict) else None
+    if name not in METHODS or old not in METHODS or name == old:
+        return merge(mapping, {"method": {"name": name}})
+    lost = _keyword_arguments(METHODS[old].__init__).keys() - _keyword_arguments(METHODS[name].__init__).keys()
+    alike = accepts(name, "num_images") == accepts(old, "num_images")
+    kept = {key: value for key, value in method.items() if alike and key not in lost}
+    parts = {part: None for part in PARTS if not accepts(name, part)}
+    return mapping | {"method": kept | {"name": name}} | parts
+
+
 def resolve(mapping):
     """A nested mapping, with every missing value filled in, as a `Config`.
 
@@ -100,7 +133,7 @@ def resolve(mapping):
         UsageError: an unknown key, with the nearest known one, or a value that its key does not allow.
     """
     groups = ("method", "views", *GROUPS)
-    empty = [key for key in groups if key != "ring" and mapping.get(key) is None]  # ring: null says something
+    empty = [key for key in groups if key not in PARTS and mapping.get(key) is None]  # ring: null says something
     mapping = mapping | {key: {} for key in empty}
     for group in groups:
         if not isinstance(mapping.get(group), dict | None):
@@ -113,9 +146,7 @@ def resolve(mapping):
     }
     _refuse_unknown_keys(mapping, declared)
 
-    groups = {name: _group(cls, mapping[name], name) for name, cls in GROUPS.items() if name != "ring"}
-    ring = mapping.get("ring")
-    groups["ring"] = None if ring is None else _group(GROUPS["ring"], ring, "ring")
+    groups = {name: _group(cls, mapping.get(name), name) for name, cls in GROUPS.items()}
     data = groups["data"] = _absolute(groups["data"])
     defaults = {name: default for name, (_, default) in options.items()}
     method = {"name": method_name, **defaults, **_options(declared, mapping, "method")}
@@ -131,10 +162,11 @@ def resolve(mapping):
 
 
 def _keyword_arguments(function):
-    """Type and default of each keyword argument of a function, except ``ring``, which is a group of its own."""
+    """Type and default of each keyword argument of a function, except those that the engine supplies."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
-    return {p.name: (hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "ring"}
+    options = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in SUPPLIED]
+    return {p.name: (hints[p.name], p.default) for p in options}
 
 
 def _options(declared, mapping, group):
@@ -144,7 +176,9 @@ def _options(declared, mapping, group):
 
 
 def _group(cls, mapping, name):
-    """An instance of a group's dataclass."""
+    """An instance of a group's dataclass, or None for a part that is left out."""
+    if mapping is None:
+        return None
     hints = typing.get_type_hints(cls, include_extras=True)
     values = {field.name: mapping.get(field.name, field.default) for field in dataclasses.fields(cls)}
     return cls(**{key: convert(value, hints[key], f"{name}.{key}") for key, value in values.items()})
@@ -184,6 +218,16 @@ def _with_views_of_data(data, options):
 
 def _check_together(config):
     """What a single value cannot tell."""
+    method = config.method["name"]
+    for part in PARTS:
+        if getattr(config, part) is not None and not accepts(method, part):
+            able = ", ".join(name for name in METHODS if accepts(name, part))
+            raise UsageError(f"{part}: {method} takes no {part}; write {part}=null, or choose one of {able}")
+    if config.saib is not None and config.views["image_size"] % config.saib.patch_size_for(config.views["image_size"]):
+        raise UsageError(
+            f"saib.patch_size: {config.saib.patch_size} is not allowed, it must divide views.image_size="
+            f"{config.views['image_size']}"
+        )
     if config.schedule.warmup_epochs >= config.trainer.epochs:
         raise UsageError(
             f"schedule.warmup_epochs: {config.schedule.warmup_epochs} is not allowed, it must be below "

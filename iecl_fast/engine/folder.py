@@ -14,8 +14,8 @@ from iecl_fast.engine.errors import UsageError
 class RunFolder:
     """Paths of a run's files.
 
-    ``config.yaml`` ``environment.json`` ``metrics.csv`` ``curves.png`` ``result.json`` ``checkpoints/last.ckpt``
-    ``tensorboard/``
+    ``config.yaml`` ``environment.json`` ``metrics.csv`` ``curves.png`` ``views.png`` ``result.json``
+    ``checkpoints/last.ckpt`` ``tensorboard/``
 
     Args:
         path: the folder.
@@ -27,6 +27,7 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.csv"
         self.curves = self.path / "curves.png"
+        self.views = self.path / "views.png"
         self.result = self.path / "result.json"
         self.checkpoint = self.path / "checkpoints" / "last.ckpt"
         self.tensorboard = self.path / "tensorboard"

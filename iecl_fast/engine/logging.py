@@ -122,6 +122,10 @@ class RunLog:
         self._bar.set_description(f"epoch {epoch}", refresh=False)
         self._bar.set_postfix(loss=f"{values['loss']:.4f}", refresh=False)
 
+    def write_picture(self, step, name, picture):
+        """Give TensorBoard a picture (3, H, W) in 0..1."""
+        self._tensorboard.add_image(name, picture, step)
+
     def close(self):
         self._bar.close()
         self._metrics.close()

@@ -25,10 +25,12 @@ from iecl_fast.engine.environment import record_environment
 from iecl_fast.engine.errors import Interrupted, RunError, UsageError
 from iecl_fast.engine.folder import RunFolder, default_output, write_json
 from iecl_fast.engine.logging import RunLog
+from iecl_fast.engine.pictures import QueryViews, draw_views, tile
 from iecl_fast.engine.schedule import learning_rate
 from iecl_fast.engine.signals import StopSignals
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.evaluate.protocols import PROTOCOLS, measure
+from iecl_fast.ring import AdaptiveRingSchedule
 
 
 def pretrain(config, resume=None):
@@ -85,6 +87,7 @@ class Pretraining:
         trainer = config.trainer
         self.views = build.training_views(config)
         self.evaluation_data = build.evaluation_data(config)
+        self.probe_views = build.probe_views(config)
         if len(self.views) < 2 * fabric.world_size:
             raise UsageError(f"data: there must be at least 2 images for each device, {config.data.name} has too few")
         self.steps_per_epoch = len(self._batches(epoch=0, start=0)) // trainer.accumulate
@@ -95,11 +98,45 @@ class Pretraining:
             )
         self.total_steps = self.steps_per_epoch * trainer.epochs
         fabric.seed_everything(config.seed, verbose=False)
-        self.method = build.method(config, self.total_steps)
+        self.method = build.method(
+            config,
+            total_steps=self.total_steps,
+            batch_size=self._images_per_pass(),
+            num_images=len(self.views),
+        )
         self.optimizer = build.optimizer(config.optimizer, self.method)
         # These two are the same modules and tensors, with precision and DDP around them.
         self.wrapped_method, self.wrapped_optimizer = fabric.setup(self.method, self.optimizer)
         self.untrained = None
+        self.query_views = self._query_views()
+
+    def _images_per_pass(self):
+        """Images of one forward pass on one device.
+
+        Raises:
+            UsageError: the data has fewer images than a batch, whose size is part of SAIB.
+        """
+        saib, configured = self.config.saib, self.config.trainer.batch_size
+        batch_size = self._batches(epoch=0, start=0).batch_size
+        if saib is not None and saib.channels == "batch" and batch_size != configured:
+            raise UsageError(
+                f"trainer.batch_size: {configured} is not allowed with saib.channels=batch, which needs whole batches: "
+                f"{self.config.data.name} has {len(self.views)} images. Take fewer, or saib.channels=patch"
+            )
+        return batch_size // self.fabric.world_size
+
+    def _query_views(self):
+        """What the pictures of SAIB's work are made from; None where there is no block, or another rank draws them."""
+        saib = self.config.saib
+        if saib is None or not self.fabric.is_global_zero:
+            return None
+        return QueryViews(
+            self.views,
+            batch_size=self._images_per_pass(),
+            whole_batch=saib.channels == "batch",
+            mean=self.config.views["mean"],
+            std=self.config.views["std"],
+        )
 
     def restore_or_begin(self):
         """Continue from the folder's checkpoint; where there is none yet, measure the untrained encoder first."""
@@ -115,6 +152,12 @@ class Pretraining:
         if state["samples"] != len(self.views):
             raise UsageError(
                 f"the run saw {state['samples']} training images, {self.config.data.name} now has {len(self.views)}"
+            )
+        saib, ranks = self.config.saib, len(state["rng"])
+        if saib is not None and saib.channels == "batch" and ranks != self.fabric.world_size:
+            raise UsageError(
+                f"trainer.devices: {self.fabric.world_size} is not allowed, the block of saib.channels=batch was built "
+                f"for a part of the batch on each of {ranks}"
             )
         load_part(self.method, state["method"], self.folder.checkpoint)
         load_part(self.optimizer, state["optimizer"], self.folder.checkpoint)
@@ -187,11 +230,15 @@ class Pretraining:
             if logged:
                 self._log(log, number, epoch + 1, rate, losses)
             self.method.after_step()
+            self._adapt_ring(losses)
             self.step = number
             if log is not None:
                 log.advance()
             stop = self._must_stop(logged)
             due = trainer.checkpoint_steps is not None and number % trainer.checkpoint_steps == 0
+            if number % self.steps_per_epoch == 0 and self.query_views is not None:
+                rows = self.query_views.rows(self.method.saib, self.fabric.device)
+                log.write_picture(number, "views", tile(rows))
             if stop or due or number % self.steps_per_epoch == 0:
                 self.save()
             if stop:
@@ -200,7 +247,8 @@ class Pretraining:
                 raise Interrupted(signal_number, f"stopped by {name} after step {number} of {self.total_steps}")
 
     def _optimize(self, batches, rate):
-        """One optimiser step over `accumulate` batches. Returns the last batch's losses, a dict of scalar tensors."""
+        """One optimiser step over `accumulate` batches. Returns their mean losses, a dict of scalar tensors."""
+        means = {}
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         for number, (views, _, index) in enumerate(batches, start=1):
@@ -209,9 +257,18 @@ class Pretraining:
             with self.fabric.no_backward_sync(self.wrapped_method, enabled=number < len(batches)):
                 losses = self.wrapped_method(views, index)
                 self.fabric.backward(sum(losses.values()) / len(batches))
+            for name, loss in losses.items():
+                means[name] = means.get(name, 0) + loss.detach() / len(batches)
         self.wrapped_optimizer.step()
         self.wrapped_optimizer.zero_grad()
-        return {name: loss.detach() for name, loss in losses.items()}
+        return means
+
+    def _adapt_ring(self, losses):
+        """Tell an adaptive ring the contrastive loss of the step, on all ranks the same. Only then it costs a wait."""
+        ring = getattr(self.method, "ring", None)
+        if isinstance(ring, AdaptiveRingSchedule):
+            loss = sum(loss for name, loss in losses.items() if name.startswith("contrast"))
+            ring.observe(self.fabric.all_reduce(loss.float(), reduce_op="mean").item())
 
     def _log(self, log, step, epoch, rate, losses):
         """Write a row of the metrics, losses averaged over ranks, and stop a run whose loss is no number any more."""
@@ -254,6 +311,8 @@ class Pretraining:
         if self.fabric.is_global_zero:
             title = f"{self.config.method['name']} on {Path(self.config.data.name).name}"
             draw_curves(self.folder.metrics, self.folder.curves, title)
+            if self.query_views is not None:
+                draw_views(self.query_views.rows(self.method.saib, self.fabric.device), self.folder.views, title)
             write_json(self.folder.result, result)
         return result
 
@@ -272,6 +331,7 @@ class Pretraining:
             options=self.config.evaluate,
             fabric=self.fabric,
             workers=self.config.data.workers,
+            probe_views=self.probe_views,
         )
 
     def _batches(self, epoch, start):

@@ -20,13 +20,45 @@ class RingConfig:
 
     Attributes:
         lower: w_l at the start and, after annealing, at the end; a single number stays as it is.
-        upper: w_u.
+        upper: w_u; 100 makes the ring a ball.
         anneal: fraction of all steps over which w_l moves.
+        anneal_epochs: the same in epochs, in place of `anneal`; null leaves it to that.
+        shape: of the way: linear, cosine, or step, which jumps; adaptive waits while the loss rises.
+        stages: jumps of step.
     """
 
     lower: tuple[Percentile, Percentile] | Percentile = (0.0, 90.0)
     upper: Percentile = 99.0
     anneal: Annotated[float, Range(above=0, maximum=1)] = 1.0
+    anneal_epochs: Annotated[float, Range(above=0)] | None = None
+    shape: Literal["linear", "step", "cosine", "adaptive"] = "linear"
+    stages: Positive = 10
+
+
+@dataclass(frozen=True)
+class SaibConfig:
+    """SAIB, the block that transforms one of the two views (Zhang et al., 2026); see `iecl_fast.SAIB`.
+
+    Attributes:
+        channels: "patch" takes each image by itself; "batch", the paper's, mixes the images of a batch, whose size is
+            then part of the block.
+        patch_size: side in pixels; it divides views.image_size. null takes 4 for 32 pixels, 16 for 224, and for other
+            sizes the greatest divisor up to a fourteenth of the size, or to 4.
+        activation, expansion, cascade, positional: as `iecl_fast.SAIB` has them.
+    """
+
+    channels: Literal["patch", "batch"] = "patch"
+    patch_size: Positive | None = None
+    activation: Literal["relu", "silu"] = "relu"
+    expansion: Literal["free", "monotone"] = "free"
+    cascade: Positive = 1
+    positional: bool = True
+
+    def patch_size_for(self, image_size):
+        """The side of a patch for images of that size."""
+        if self.patch_size is not None:
+            return self.patch_size
+        return max(side for side in range(1, max(4, image_size // 14) + 1) if image_size % side == 0)
 
 
 @dataclass(frozen=True)
@@ -134,6 +166,10 @@ class EvaluateConfig:
         knn_k, knn_temperature: weighted kNN; k is clipped to the number of training images.
         linear_l2: weight of half the squared norm of the probe's weights, beside the mean cross entropy.
         linear_iterations: at most so many L-BFGS iterations.
+        linear_features: "pooled", or "map": what is pooled in the end, 512 x 7 x 7 numbers of a ResNet-18 at 224 pixels
+            (Wu et al., 2021), classified by SGD on cropped and mirrored images. That costs a training of its own, whose
+            batches are `batch_size`.
+        linear_epochs, linear_lr: of that training.
     """
 
     batch_size: Positive = 256
@@ -141,6 +177,9 @@ class EvaluateConfig:
     knn_temperature: Annotated[float, Range(above=0)] = 0.07
     linear_l2: Amount = 1e-3
     linear_iterations: Positive = 200
+    linear_features: Literal["pooled", "map"] = "pooled"
+    linear_epochs: Positive = 100
+    linear_lr: Annotated[float, Range(above=0)] = 0.01
 
 
 @dataclass(frozen=True)
@@ -149,6 +188,7 @@ class Config:
 
     method: dict
     ring: RingConfig | None
+    saib: SaibConfig | None
     encoder: EncoderConfig
     data: DataConfig
     views: dict
@@ -175,6 +215,7 @@ def _plain(value):
 
 GROUPS = {
     "ring": RingConfig,
+    "saib": SaibConfig,
     "encoder": EncoderConfig,
     "data": DataConfig,
     "optimizer": OptimizerConfig,
@@ -182,6 +223,9 @@ GROUPS = {
     "trainer": TrainerConfig,
     "evaluate": EvaluateConfig,
 }
+
+# Groups that are a part of the method, which may also be left out: null, the default.
+PARTS = ("ring", "saib")
 
 # Keys that a resumed run may change: they say where and with what means the work is done, not what it is.
 MAY_DIFFER = (

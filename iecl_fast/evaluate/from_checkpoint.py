@@ -31,11 +31,13 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
         path = RunFolder(path).checkpoint
     state = load_checkpoint(path)
     config = resolve(merge(state["config"], overrides or {}))
-    for group in ("method", "ring", "encoder"):
+    for group in ("method", "ring", "saib", "encoder"):
         if config.to_dict()[group] != state["config"][group]:
             raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
     fabric = Fabric(accelerator=build.accelerator(config.trainer), devices=1)
-    method = build.method(config, total_steps=1)
+    # As many images on each device as in the run: SAIB may depend on it.
+    batch_size = config.trainer.batch_size // len(state["rng"])
+    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"])
     load_part(method, state["method"], path)
     backbone = method.backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)
@@ -49,5 +51,6 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
             options=config.evaluate,
             fabric=fabric,
             workers=config.data.workers,
+            probe_views=build.probe_views(config),
         )
     return {"checkpoint": str(path), "data": config.data.name, "step": state["step"], **accuracies}

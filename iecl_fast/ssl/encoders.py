@@ -1,5 +1,6 @@
 """Encoders: torchvision's ResNets without their classifier, projection heads, and the two joined."""
 
+import itertools
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ BACKBONES: dict[str, tuple[type[BasicBlock | Bottleneck], list[int]]] = {
     "resnet50": (Bottleneck, [3, 4, 6, 3]),
 }
 STEMS = ("imagenet", "small")
-HEADS = ("linear", "mlp")
+HEADS = ("linear", "mlp", "mlp3")
 
 
 class ResNetBackbone(torchvision.models.ResNet):
@@ -26,22 +27,37 @@ class ResNetBackbone(torchvision.models.ResNet):
         stem: ``"imagenet"`` is a 7x7 convolution of stride 2 and a max pool, ``"small"`` one 3x3 convolution of stride
             1, for images of about 32 pixels (He et al. 2016, "Deep Residual Learning", section 4.2).
         width: channels of the first stage; the others have 2, 4 and 8 times as many.
+        in_channels: channels of an image.
     """
 
-    def __init__(self, block: type[BasicBlock | Bottleneck], layers: list[int], stem: str, width: int):
+    def __init__(
+        self,
+        block: type[BasicBlock | Bottleneck],
+        layers: list[int],
+        stem: str,
+        width: int,
+        in_channels: int = 3,
+    ):
         super().__init__(block, layers)
-        if stem == "small" or width != 64:
-            self._rebuild(block, layers, stem, width)
+        if stem == "small" or width != 64 or in_channels != 3:
+            self._rebuild(block, layers, stem, width, in_channels)
         self.fc = nn.Identity()
         self.feature_dim = 8 * width * block.expansion
 
-    def _rebuild(self, block: type[BasicBlock | Bottleneck], layers: list[int], stem: str, width: int) -> None:
+    def feature_map(self, images: Tensor) -> Tensor:
+        """What is pooled in the end: (N, 3, H, W) -> (N, ``feature_dim``, h, w); 7 x 7 for 224 pixels."""
+        features = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        return self.layer4(self.layer3(self.layer2(self.layer1(features))))
+
+    def _rebuild(
+        self, block: type[BasicBlock | Bottleneck], layers: list[int], stem: str, width: int, in_channels: int
+    ) -> None:
         """Replace the layers of the full-width ImageNet network, with torchvision's own initialisation."""
         if stem == "small":
-            self.conv1 = nn.Conv2d(3, width, kernel_size=3, padding=1, bias=False)
+            self.conv1 = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
             self.maxpool = nn.Identity()
         else:
-            self.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
+            self.conv1 = nn.Conv2d(in_channels, width, kernel_size=7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.inplanes = width
         for stage, blocks in enumerate(layers):
@@ -52,13 +68,16 @@ class ResNetBackbone(torchvision.models.ResNet):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def build_backbone(name: str = "resnet18", stem: str = "imagenet", width: int = 64) -> ResNetBackbone:
+def build_backbone(
+    name: str = "resnet18", stem: str = "imagenet", width: int = 64, *, in_channels: int = 3
+) -> ResNetBackbone:
     """A randomly initialised ResNet without classifier; see :class:`ResNetBackbone`.
 
     Args:
         name: ``"resnet18"``, ``"resnet34"`` or ``"resnet50"``.
         stem: ``"imagenet"``, or ``"small"`` for images of about 32 pixels.
         width: channels of the first stage, 64 in the paper; 16 makes a ResNet-18 that two CPU cores can train.
+        in_channels: channels of an image.
 
     Raises:
         ValueError: an unknown name or stem, or a width below 1.
@@ -69,7 +88,24 @@ def build_backbone(name: str = "resnet18", stem: str = "imagenet", width: int = 
         raise ValueError(f"stem must be one of {', '.join(STEMS)}, got {stem!r}")
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}")
-    return ResNetBackbone(*BACKBONES[name], stem=stem, width=width)
+    return ResNetBackbone(*BACKBONES[name], stem=stem, width=width, in_channels=in_channels)
+
+
+class MLP(nn.Sequential):
+    """Linear layers with BatchNorm and ReLU between them: (N, ``dims[0]``) -> (N, ``dims[-1]``).
+
+    Args:
+        dims: widths of the input, of every hidden layer and of the output.
+        norm_output: BatchNorm after the last layer too.
+    """
+
+    def __init__(self, *dims: int, norm_output: bool = False):
+        layers = []
+        for width, hidden in itertools.pairwise(dims[:-1]):
+            # BatchNorm takes away what a bias adds.
+            layers += [nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True)]
+        layers.append(nn.Linear(dims[-2], dims[-1], bias=not norm_output))
+        super().__init__(*layers, *([nn.BatchNorm1d(dims[-1])] if norm_output else []))
 
 
 class ProjectionHead(nn.Sequential):
@@ -78,15 +114,27 @@ class ProjectionHead(nn.Sequential):
     Args:
         in_dim: width of the features.
         dim: width of the projection.
-        kind: ``"linear"``, one layer (MoCo v1), or ``"mlp"``, two with a ReLU between them and ``in_dim`` hidden units
-            (MoCo v2: Chen et al. 2020, "Improved Baselines with Momentum Contrastive Learning").
+        kind: ``"linear"``, one layer (MoCo v1); ``"mlp"``, two with a ReLU between them (MoCo v2: Chen et al. 2020,
+            "Improved Baselines with Momentum Contrastive Learning"); ``"mlp3"``, three with BatchNorm and ReLU between
+            them (IE-CL: Zhang et al. 2026).
+        hidden_dim: units of the hidden layers; None takes ``in_dim``, as MoCo v2 does.
     """
 
-    def __init__(self, in_dim: int, dim: int, kind: Literal["linear", "mlp"] = "mlp"):
+    def __init__(
+        self, in_dim: int, dim: int, kind: Literal["linear", "mlp", "mlp3"] = "mlp", hidden_dim: int | None = None
+    ):
         if kind not in HEADS:
             raise ValueError(f"kind must be one of {', '.join(HEADS)}, got {kind!r}")
-        hidden = [nn.Linear(in_dim, in_dim), nn.ReLU(inplace=True)] if kind == "mlp" else []
-        super().__init__(*hidden, nn.Linear(in_dim, dim))
+        hidden = in_dim if hidden_dim is None else hidden_dim
+        for name, value in (("dim", dim), ("hidden_dim", hidden)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if kind == "linear":
+            super().__init__(nn.Linear(in_dim, dim))
+        elif kind == "mlp":
+            super().__init__(nn.Linear(in_dim, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, dim))
+        else:
+            super().__init__(*MLP(in_dim, hidden, hidden, dim))
 
 
 def normalize_rows(rows: Tensor, eps: float = 1e-12) -> Tensor:
@@ -108,5 +156,9 @@ class Encoder(nn.Module):
         self.backbone = backbone
         self.head = head
 
+    def project(self, images: Tensor) -> Tensor:
+        """The head's output as it comes, (N, C)."""
+        return self.head(self.backbone(images))
+
     def forward(self, images: Tensor) -> Tensor:
-        return normalize_rows(self.head(self.backbone(images)))
+        return normalize_rows(self.project(images))

@@ -1,4 +1,4 @@
-"""MoCo (He et al. 2020; v2: Chen et al. 2020), its negatives optionally the Ring of Wu et al. 2021."""
+"""MoCo (He et al. 2020; v2: Chen et al. 2020), with Ring negatives, SAIB and spectral normalisation as arguments."""
 
 from typing import Literal
 
@@ -10,22 +10,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from iecl_fast.memory import MemoryQueue, gather_rows
 from iecl_fast.ring import RingSchedule, ring_info_nce
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
+from iecl_fast.ssl.method import Method
 from iecl_fast.ssl.momentum import MomentumEncoder
 
 
-class MoCo(nn.Module):
+class MoCo(Method):
     """Momentum Contrast: one view's embedding has to find the other view's among a queue of earlier keys.
 
     The paper's settings: v1 is ``head="linear", temperature=0.07``, v2 ``head="mlp", temperature=0.2``. As in the
     original nothing keeps an image's own keys of the last epoch out of the queue, so ``num_keys`` should be well below
     the number of images.
-
-    One training step::
-
-        losses = method(views, index)
-        sum(losses.values()).backward()
-        optimizer.step()
-        method.after_step()
 
     Several forward passes may precede one ``after_step`` (gradient accumulation); it enqueues the keys of all of them.
 
@@ -34,24 +28,29 @@ class MoCo(nn.Module):
     positive (He et al. 2020, section 3.3); networks without BatchNorm, or with SyncBatchNorm, need none of it. Ranks
     that build the method with the same seed hold the same queue ever after, so DDP need not broadcast buffers.
 
+    With ``saib`` the keys' view is transformed, and the keys are made of it without gradient, as in IE-CL. The block
+    learns from the entropy of the trained encoder's embeddings of that view, which costs one more pass through it.
+
     Args:
         backbone: the network to be trained, (N, 3, H, W) -> (N, ``backbone.feature_dim``).
         dim: width C of the embedding.
         num_keys: rows K of the queue.
         momentum: of the key encoder.
         temperature: of the softmax.
-        head: ``"linear"`` or ``"mlp"``.
+        head: ``"linear"``, ``"mlp"`` or ``"mlp3"``, see :class:`~iecl_fast.ssl.ProjectionHead`.
+        hidden_dim: units of the head's hidden layers; None takes the backbone's width.
         symmetric: each view is the query once and the key once; the loss is the mean of the two halves.
+        spectral: normalise every convolution of both encoders by :func:`iecl_fast.spectral_norm`.
+        entropy_weight: of the entropy that ``saib`` learns from; without the block there is no such term. 0 leaves the
+            block as it was initialised.
+        saib_weight_decay, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         ring: percentiles of the queue, by ascending similarity, that are negatives; None takes the whole queue.
+        saib: block that transforms the keys' view.
 
     Attributes:
-        num_views: 2.
         queue: the :class:`iecl_fast.MemoryQueue` of the key encoder's embeddings.
-        step: int64 scalar buffer, calls of ``after_step`` so far. It drives ``ring`` and resumes with the state_dict.
+        step: calls of ``after_step`` so far. It drives ``ring`` and resumes with the state_dict.
     """
-
-    num_views = 2
-    step: Tensor
 
     def __init__(
         self,
@@ -61,27 +60,32 @@ class MoCo(nn.Module):
         num_keys: int = 65536,
         momentum: float = 0.999,
         temperature: float = 0.07,
-        head: Literal["linear", "mlp"] = "mlp",
+        head: Literal["linear", "mlp", "mlp3"] = "mlp",
+        hidden_dim: int | None = None,
         symmetric: bool = False,
+        spectral: bool = False,
+        entropy_weight: float = 0.2,
+        saib_weight_decay: float = 1e-4,
+        jacobian_steps: int = 500,
         ring: RingSchedule | None = None,
+        saib: nn.Module | None = None,
     ):
-        super().__init__()
+        super().__init__(
+            saib=saib,
+            entropy_weight=entropy_weight,
+            saib_weight_decay=saib_weight_decay,
+            jacobian_steps=jacobian_steps,
+            ring=ring,
+        )
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
-        self.encoder = Encoder(backbone, ProjectionHead(backbone.feature_dim, dim, head))
+        head = ProjectionHead(backbone.feature_dim, dim, head, hidden_dim)
+        self.set_encoder(Encoder(backbone, head), spectral)
         self.key_encoder = MomentumEncoder(self.encoder, momentum)
         self.queue = MemoryQueue(num_keys, dim)
         self.temperature = temperature
         self.symmetric = symmetric
-        self.ring = ring
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._pending: list[Tensor] = []  # keys of the forward passes since the last after_step
-        self._positive_similarity = torch.tensor(torch.nan)
-
-    @property
-    def backbone(self) -> nn.Module:
-        """The trained branch's backbone, which evaluation uses."""
-        return self.encoder.backbone
 
     def forward(self, views: list[Tensor], index: Tensor | None = None) -> dict[str, Tensor]:
         """The losses of one batch.
@@ -91,21 +95,32 @@ class MoCo(nn.Module):
             index: (N,) int64, the images' places in the dataset. Methods with a memory bank need it, MoCo does not.
 
         Returns:
-            ``{"contrast": loss}``, a float32 scalar.
+            Float32 scalars: ``"contrast"``, and the terms of :class:`~iecl_fast.ssl.information.InformationTerms` that
+            have a weight.
         """
-        if len(views) != self.num_views:
-            raise ValueError(f"views must be a list of {self.num_views} tensors, got {len(views)}")
-        # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
-        contrast = self._contrast if self.ring is None else torch.compiler.disable(self._contrast)
-        first, second = views
-        keys = [self._encode_keys(second)]
-        loss = contrast(self.encoder(first), keys[0])
-        if self.symmetric:
-            keys.append(self._encode_keys(first))
-            loss = (loss + contrast(self.encoder(second), keys[1])) / 2
+        self.check_views(views)
+        halves = [views, views[::-1]] if self.symmetric else [views]
+        parts, keys = zip(*(self._half(*half) for half in halves))
         if self.training:
             self._pending.extend(keys)  # not enqueued before both halves are done: no view meets itself
-        return {"contrast": loss}
+        return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+
+    def _half(self, anchor_images: Tensor, query_images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """The losses with one view as MoCo's query, IE-CL's anchor, and the keys of the other."""
+        # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
+        contrast = self._contrast if self.ring is None else torch.compiler.disable(self._contrast)
+        transformed = self.transform(query_images)
+        keys = self._encode_keys(transformed.detach())
+        anchors = self.encoder(anchor_images)
+        losses = {"contrast": contrast(anchors, keys)}
+        self._embeddings = {"anchors": anchors.detach(), "others": keys}
+        if self.terms.active:
+            learns = torch.is_grad_enabled() and self.terms.entropy_weight > 0  # the divergence detaches the queries
+            with self.transformed_view(), torch.set_grad_enabled(learns):
+                queries = self.encoder(transformed)
+            losses |= self.terms(queries, anchors)
+            self._embeddings["queries"] = queries.detach()
+        return losses, keys
 
     def after_step(self) -> None:
         """Move the key encoder, enqueue the keys and count the step. Call it after ``optimizer.step()``, on every rank.
@@ -113,29 +128,20 @@ class MoCo(nn.Module):
         The original moves the key encoder at the start of the next step, which comes to the same.
         """
         self.key_encoder.update(self.encoder)
-        if self._pending:
-            self.queue.enqueue(torch.cat(self._pending))
-            self._pending.clear()
-        self.step += 1
-
-    def percentiles(self) -> tuple[float, float]:
-        """Lower and upper percentile of the negatives at the current step."""
-        return (0.0, 100.0) if self.ring is None else self.ring(int(self.step))
+        for keys in self._pending:  # one by one: the order is then the same on any number of ranks
+            self.queue.enqueue(keys)
+        self._pending.clear()
+        super().after_step()
 
     def diagnostics(self) -> dict[str, float]:
-        """Figures of the last forward pass for the log. Reads device memory, so it synchronises."""
+        """Figures of the last forward pass, with the ring's percentiles and the filled rows of the queue."""
         lower, upper = self.percentiles()
-        return {
-            "ring_lower": float(lower),
-            "ring_upper": float(upper),
-            "queue_filled": float(self.queue.filled),
-            "positive_similarity": float(self._positive_similarity),
-        }
+        figures = {"ring_lower": float(lower), "ring_upper": float(upper), "queue_filled": float(self.queue.filled)}
+        return figures | super().diagnostics()
 
     def _contrast(self, queries: Tensor, keys: Tensor) -> Tensor:
         lower, upper = self.percentiles()
         with torch.autocast(queries.device.type, enabled=False):
-            self._positive_similarity = (queries.detach() * keys).sum(dim=1).mean()
             return ring_info_nce(queries, keys, self.queue.keys, lower=lower, upper=upper, temperature=self.temperature)
 
     @torch.no_grad()

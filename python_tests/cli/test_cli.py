@@ -113,6 +113,8 @@ def test_recipe_file_with_options_over_it(photos, tmp_path):
         (["pretrain", "--epochs", "0"], "trainer.epochs: 0 is not allowed, it must be at least 1"),
         (["pretrain", "--batch-size", "-3"], "trainer.batch_size"),
         (["pretrain", "--method", "mocoo"], "did you mean moco?"),
+        (["pretrain", "--method", "byol", "method.num_keys=8"], "there is no key method.num_keys"),
+        (["pretrain", "--method", "simsiam", "ring.upper=90"], "ring: simsiam takes no ring"),
         (["pretrain", "--data", "digts"], "did you mean digits?"),
         (["pretrain", "--data", "no/such/folder"], "no/such/folder"),
         (["pretrain", "--config", "no.yaml"], "there is no file no.yaml"),
@@ -199,7 +201,7 @@ def test_keyboard_interrupt_outside_a_run(monkeypatch, capsys):
     assert capsys.readouterr().err == "iecl-fast: interrupted\n"
 
 
-@pytest.mark.parametrize("command", [["pretrain"], ["evaluate"], ["doctor"], []])
+@pytest.mark.parametrize("command", [["pretrain"], ["evaluate"], ["sweep"], ["doctor"], []])
 def test_help(command, capsys):
     assert main([*command, "--help"]) == 0
     text = capsys.readouterr().out

@@ -3,22 +3,7 @@
 import pytest
 
 from iecl_fast.cli import main
-
-SMALL_RUN = [
-    "encoder.stem=imagenet",
-    "encoder.width=2",
-    "trainer.threads=1",
-    "method.dim=8",
-    "method.num_keys=32",
-    "ring.lower=[0,50]",
-    "ring.upper=95",
-    "data.limit=48",
-    "trainer.batch_size=8",
-    "trainer.epochs=3",
-    "trainer.log_steps=1",
-    "trainer.progress=false",
-    "evaluate.linear_iterations=10",
-]
+from small_runs import SMALL_RUN
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from iecl_fast.engine import config as configuration
 from iecl_fast.engine.config import (
     describe_keys,
     differences,
+    for_method,
     merge,
     parse_override,
     read_recipe,
@@ -86,13 +87,17 @@ def test_merge_goes_into_groups_and_changes_neither():
         ({"sed": 3}, "there is no key sed; did you mean seed?"),
         ({"ring": {"lowre": 3}}, "did you mean ring.lower?"),
         ({"qqq": 3}, "there is no key qqq"),
-        ({"method": {"name": "mocco"}}, "one of moco; did you mean moco?"),
+        ({"method": {"name": "mocco"}}, "; did you mean moco?"),
         ({"method": {"head": "lienar"}}, "method.head: 'lienar' is not allowed"),
         ({"method": {"temperature": "hot"}}, "method.temperature: 'hot' is not allowed, it must be a finite number"),
         ({"encoder": {"name": "resnet81"}}, "did you mean resnet18?"),
         ({"encoder": {"width": 0}}, "encoder.width: 0 is not allowed, it must be at least 1"),
         ({"ring": {"lower": [0, 101]}}, "ring.lower"),
         ({"ring": 5}, "ring is a group"),
+        ({"method": {"name": "byol"}, "ring": {}}, "ring: byol takes no ring; write ring=null, or choose one of moco"),
+        ({"saib": {"patch_size": 3}}, "saib.patch_size: 3 is not allowed, it must divide views.image_size=32"),
+        ({"saib": {"patchsize": 4}}, "did you mean saib.patch_size?"),
+        ({"saib": True}, "saib is a group"),
         ({"method": "moco"}, "method is a group: write method.KEY=VALUE"),
         ({"data": {"name": "cifar01"}}, "did you mean cifar10?"),
         ({"data": {"name": "no/such/folder"}}, "no/such/folder"),
@@ -168,6 +173,14 @@ def test_a_misspelt_recipe():
         read_recipe("digit")
 
 
+def test_a_bank_starts_from_its_own_defaults():
+    config = resolve(for_method(read_recipe("cifar10_moco_ring"), "ir"))
+    assert config.method["momentum"] == 0.5 and config.ring.upper == 99  # the recipe's 0.99 is of a key encoder
+    assert "num_images" not in config.method
+    config = resolve(for_method(read_recipe("cifar10_ir_ring"), "la"))
+    assert config.ring is None and config.method["temperature"] == 0.1
+
+
 def test_differences_name_each_key_and_leave_out_what_may_differ():
     saved = resolve(read_recipe("digits")).to_dict()
     wanted = merge(saved, {"method": {"temperature": 0.5}, "ring": None, "output": "x", "data": {"workers": 3}})
@@ -205,3 +218,12 @@ def test_a_data_folder_is_kept_by_its_full_path(tmp_path, monkeypatch):
     config = resolve({"data": {"name": "photos"}})
     assert config.data.name == str(tmp_path / "photos")
     assert config.views["image_size"] == 40
+
+
+@pytest.mark.parametrize(
+    ("image_size", "patch_size"), [(32, 4), (224, 16), (96, 6), (24, 4), (50, 2), (31, 1), (8, 4), (3, 3)]
+)
+def test_a_patch_size_that_suits_the_images(image_size, patch_size):
+    config = resolve({"saib": {}, "views": {"image_size": image_size}})
+    assert config.saib.patch_size is None
+    assert config.saib.patch_size_for(image_size) == patch_size

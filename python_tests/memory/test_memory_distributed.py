@@ -1,6 +1,6 @@
 import torch
 
-from iecl_fast.memory import MemoryQueue, gather_rows
+from iecl_fast.memory import MemoryBank, MemoryQueue, gather_rows
 from ranks import run_on_ranks
 
 SIZES = [(3, 3), (2, 4), (1, 0), (0, 0)]  # rows of rank 0 and of rank 1 in each step
@@ -44,3 +44,31 @@ def test_ranks_hold_the_same_queue_in_rank_order(tmp_path):
         keys, ids = zip(*rows_of_step(step), strict=True)
         queue.enqueue(torch.cat(keys), torch.cat(ids))
     assert torch.equal(queue.keys, results[0]["last"]["keys"])
+
+
+INDEX = torch.tensor([4, 1, 4, 0, 1, 1, 3])  # 1 and 4 come on both ranks
+
+
+def update_bank(rank):
+    bank = first_bank()
+    part = slice(0, 4) if rank == 0 else slice(4, None)
+    bank.update(bank_keys()[part], INDEX[part])
+    bank.update(bank_keys()[: 2 * rank], INDEX[: 2 * rank])  # rank 0 brings nothing
+    return bank.keys
+
+
+def first_bank():
+    torch.manual_seed(0)
+    return MemoryBank(5, 3, momentum=0.5)
+
+
+def bank_keys():
+    return torch.randn(7, 3, generator=torch.Generator().manual_seed(1))
+
+
+def test_ranks_hold_the_same_bank_as_one_process(tmp_path):
+    results = run_on_ranks(update_bank, tmp_path)
+    bank = first_bank()
+    bank.update(bank_keys(), INDEX)
+    bank.update(bank_keys()[:2], INDEX[:2])
+    assert all(torch.equal(result, bank.keys) for result in results)

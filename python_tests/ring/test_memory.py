@@ -18,7 +18,8 @@ def status(field):
 
 torch.set_num_threads(2)
 k, case = int(sys.argv[1]), sys.argv[2]
-query = F.normalize(torch.randn(256, 128), dim=1).requires_grad_(case != "draw")
+query = F.normalize(torch.randn(256, 128), dim=1).requires_grad_(not case.startswith("draw"))
+exclude = torch.arange(256) if case == "draw from the others" else None
 keys = torch.empty(k, 128)
 for part in keys.split(65536):
     part.copy_(F.normalize(torch.randn_like(part), dim=1))
@@ -26,8 +27,8 @@ for part in keys.split(65536):
         part.copy_(keys[:1].expand_as(part))
 
 def run(keys):
-    if case == "draw":
-        return ring_sample(query, keys, 90, 99, num_samples=4096)
+    if case.startswith("draw"):
+        return ring_sample(query, keys, 90, 99, num_samples=4096, exclude=exclude)
     ring_info_nce(query, query.detach().flip(0), keys, lower=90, upper=99).backward()
 
 run(keys[:6000])  # what the first call sets up for good
@@ -39,7 +40,15 @@ print(status("VmHWM") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak from Linux' /proc")
-@pytest.mark.parametrize(("num_keys", "case"), [(65536, "unit"), (65536, "constant"), (1_000_000, "unit")])
+@pytest.mark.parametrize(
+    ("num_keys", "case"),
+    [
+        (65536, "unit"),
+        (65536, "constant"),
+        (1_000_000, "unit"),
+        pytest.param(1_281_167, "unit", marks=pytest.mark.xfail(strict=True, reason="about 40 MiB at ImageNet's size")),
+    ],
+)
 def test_loss_takes_at_most_32_mib(num_keys, case):
     """Also for a million keys, where the similarities alone would be 1 GiB."""
     run = subprocess.run(
@@ -49,8 +58,19 @@ def test_loss_takes_at_most_32_mib(num_keys, case):
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak from Linux' /proc")
-def test_draws_take_at_most_32_mib_beyond_what_they_return():
-    run = subprocess.run([sys.executable, "-c", MEASURE, "1000000", "draw"], check=True, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "draw",
+        pytest.param(
+            "draw from the others",
+            marks=pytest.mark.xfail(strict=True, reason="240 MiB: census_bytes takes the ring of no query for theirs"),
+        ),
+    ],
+)
+def test_draws_take_at_most_32_mib_beyond_what_they_return(case):
+    """Also with a key excluded for each query, as in a memory bank."""
+    run = subprocess.run([sys.executable, "-c", MEASURE, "1000000", case], check=True, capture_output=True, text=True)
     positions_and_similarities = 256 * 4096 * (8 + 4) / 2**20
     assert 0 < float(run.stdout) <= 32 + positions_and_similarities
 

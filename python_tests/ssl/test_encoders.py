@@ -66,7 +66,7 @@ def test_heads():
     assert [type(layer) for layer in mlp] == [nn.Linear, nn.ReLU, nn.Linear]
     assert [tuple(p.shape) for p in mlp.parameters()] == [(12, 12), (12,), (5, 12), (5,)]
     assert linear(torch.randn(3, 12)).shape == mlp(torch.randn(3, 12)).shape == (3, 5)
-    with pytest.raises(ValueError, match="kind must be one of linear, mlp, got 'conv'"):
+    with pytest.raises(ValueError, match="kind must be one of linear, mlp, mlp3, got 'conv'"):
         ProjectionHead(12, 5, "conv")
 
 

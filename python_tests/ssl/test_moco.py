@@ -8,33 +8,7 @@ from torch import nn
 
 from iecl_fast.ring import RingSchedule, ring_info_nce
 from iecl_fast.ssl import METHODS, MoCo, build_backbone, build_method
-
-
-class Flat(nn.Module):
-    """A backbone without BatchNorm: one linear layer on the pixels of a (3, 4, 4) image."""
-
-    feature_dim = 24
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(48, 24)
-
-    def forward(self, images):
-        return self.linear(images.flatten(1))
-
-
-def two_views(n=6, size=4):
-    return [torch.randn(n, 3, size, size) for _ in range(2)]
-
-
-def train_step(method, views, optimizer=None):
-    losses = method(views, torch.arange(len(views[0])))
-    sum(losses.values()).backward()
-    if optimizer is not None:
-        optimizer.step()
-        optimizer.zero_grad()
-    method.after_step()
-    return losses
+from toys import Block, Flat, Normed, train_step, two_views
 
 
 def plain_moco_loss(queries, keys, queue, temperature):
@@ -252,7 +226,7 @@ def test_build_method():
     assert type(method) is METHODS["moco"] is MoCo
     assert method.temperature == 0.2 and method.ring is None and method.queue.keys.shape == (16, 8)
     assert method.num_views == 2
-    with pytest.raises(ValueError, match="name must be one of moco, got 'mocco'"):
+    with pytest.raises(ValueError, match=r"name must be one of moco, .*, got 'mocco'"):
         build_method("mocco", Flat())
     with pytest.raises(TypeError, match="temprature"):
         build_method("moco", Flat(), temprature=0.1)
@@ -263,3 +237,19 @@ def test_errors_of_moco():
         MoCo(Flat(), temperature=0.0)
     with pytest.raises(ValueError, match="views must be a list of 2 tensors, got 3"):
         MoCo(Flat(), num_keys=8)([torch.zeros(2, 3, 4, 4)] * 3)
+
+
+def test_with_a_block_the_keys_are_of_the_transformed_view_and_the_block_learns_from_the_entropy():
+    method = MoCo(Normed(), dim=8, num_keys=16, spectral=True, saib=Block())
+    views = two_views()
+    keys = copy.deepcopy(method.key_encoder)(method.saib(views[1]))
+    losses = method(views)
+    assert list(losses) == ["contrast", "entropy"]
+    losses["contrast"].backward(retain_graph=True)
+    assert method.saib.conv.weight.grad is None
+    losses["entropy"].backward()
+    assert method.saib.conv.weight.grad.abs().sum() > 0
+    method.after_step()
+    torch.testing.assert_close(method.queue.keys[:6], keys)
+    assert {"sigma", "entropy_query"} <= method.diagnostics().keys()
+    assert list(MoCo(Flat(), num_keys=8, saib=Block(), entropy_weight=0.0)(two_views())) == ["contrast"]

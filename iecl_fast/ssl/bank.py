@@ -1,0 +1,112 @@
+"""A memory bank as the other side of a contrastive loss: what instance discrimination and CMC have in common."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from iecl_fast.memory import MemoryBank, gather_rows
+from iecl_fast.ring import ring_sample
+
+LOSSES = ("softmax", "nce")
+NORMALIZER_MOMENTUM = 0.9
+
+
+def _log_mean(logs: Tensor) -> Tensor:
+    """log of the mean of exp over a vector: (N,) -> scalar."""
+    return logs.logsumexp(dim=0) - math.log(len(logs))
+
+
+class BankContrast(nn.Module):
+    """Queries have to find their own image's entry in a bank among entries drawn from the ring around them.
+
+    Of n candidates, all entries but the query's own, ``num_samples`` = m are drawn with replacement from those between
+    two percentiles of similarity (Wu et al. 2021). With the logits s / T of the own entry and of the draws, the loss is
+
+    * ``"softmax"``: the cross entropy of the own entry among the m + 1;
+    * ``"nce"``: noise-contrastive estimation as in Wu et al. 2018, eq. 6 to 8: the logistic loss of telling the own
+      entry from m draws of noise, with P(i|v) = exp(s / T) / Z. Noise is uniform over the ring, and Z its size times
+      the mean of exp(s / T) over draws, a running mean over the batches; so the size cancels out. In the first step
+      the mean is the batch's own.
+
+    Args:
+        num_images, dim, momentum: of the :class:`iecl_fast.MemoryBank`.
+        temperature: T > 0.
+        num_samples: m >= 1.
+        loss: ``"softmax"`` or ``"nce"``.
+
+    Attributes:
+        log_normalizer: float32 scalar, log of the running mean; NaN before the first step. Only with ``"nce"``.
+    """
+
+    log_normalizer: Tensor
+
+    def __init__(self, num_images: int, dim: int, *, momentum: float, temperature: float, num_samples: int, loss: str):
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        if loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
+        self.bank = MemoryBank(num_images, dim, momentum)
+        self.temperature = temperature
+        self.num_samples = num_samples
+        self.loss = loss
+        if loss == "nce":
+            self.register_buffer("log_normalizer", torch.tensor(torch.nan))
+        self._pending: list[tuple[Tensor, Tensor]] = []  # keys and index of the forward passes since after_step
+        self._pending_logs: list[Tensor] = []
+        self.positive_similarity = torch.tensor(torch.nan)
+
+    def forward(self, queries: Tensor, index: Tensor, percentiles: tuple[float, float]) -> Tensor:
+        """The mean loss of unit queries (N, C) whose images' entries are ``index`` (N,), int64: a float32 scalar."""
+        with torch.autocast(queries.device.type, enabled=False):
+            positives = (queries * self.bank.entries(index)).sum(dim=1, keepdim=True)
+            draws = ring_sample(queries, self.bank.keys, *percentiles, num_samples=self.num_samples, exclude=index)
+            self.positive_similarity = positives.detach().mean()
+            positives, draws = positives / self.temperature, draws / self.temperature
+            if self.loss == "nce":
+                return self._nce(positives, draws)
+            return (torch.cat([positives, draws], dim=1).logsumexp(dim=1) - positives[:, 0]).mean()
+
+    def _nce(self, positives: Tensor, draws: Tensor) -> Tensor:
+        logs = draws.detach().logsumexp(dim=1) - math.log(self.num_samples)
+        if self.training:
+            logs = gather_rows(logs)
+            self._pending_logs.append(logs)
+        normalizer = torch.where(self.log_normalizer.isnan(), _log_mean(logs), self.log_normalizer)
+        shift = normalizer + math.log(self.num_samples)
+        own = nn.functional.logsigmoid(positives[:, 0] - shift)
+        noise = nn.functional.logsigmoid(shift - draws).sum(dim=1)
+        return -(own + noise).mean()
+
+    def remember(self, keys: Tensor, index: Tensor) -> None:
+        """Keep a batch's keys (N, C) for :meth:`after_step`."""
+        self._pending.append((keys.detach(), index))
+
+    def after_step(self) -> None:
+        """Move the entries of all that was remembered since the last call. On every rank."""
+        if self._pending:
+            keys, index = (torch.cat(parts) for parts in zip(*self._pending, strict=True))
+            self.bank.update(keys, index)
+            self._pending.clear()
+        if self._pending_logs:
+            log_mean = _log_mean(torch.cat(self._pending_logs))
+            moved = torch.logaddexp(
+                self.log_normalizer + math.log(NORMALIZER_MOMENTUM), log_mean + math.log(1 - NORMALIZER_MOMENTUM)
+            )
+            self.log_normalizer.copy_(torch.where(self.log_normalizer.isnan(), log_mean, moved))
+            self._pending_logs.clear()
+
+
+def check_batch(views: list[Tensor], index: Tensor | None) -> None:
+    """One view of each image, and its place in the data set.
+
+    Raises:
+        ValueError: another number of views, or no index.
+    """
+    if len(views) != 1:
+        raise ValueError(f"views must be a list of 1 tensor, got {len(views)}")
+    if index is None:
+        raise ValueError("index must hold each image's place in the data set, got None: the memory bank needs it")

@@ -1,0 +1,45 @@
+"""Commands in the documentation are understood: their recipes, keys and values exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from iecl_fast.cli import main
+from iecl_fast.engine import pretrain as loop
+from iecl_fast.engine.errors import RunError
+
+DOCUMENTS = Path(__file__).parents[2] / "docs"
+COMMANDS = sorted(
+    {
+        line
+        for document in DOCUMENTS.glob("*.md")
+        for block in re.findall(r"```bash\n(.*?)```", document.read_text(), flags=re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("iecl-fast pretrain")
+    }
+)
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) > 20
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_would_begin(command, monkeypatch, tmp_path, capsys):
+    def begin(config, resume=None):
+        seen.append(config)
+        raise RunError("seen enough")
+
+    seen = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loop, "pretrain", begin)
+    words = shlex.split(command, comments=True)
+    assert main(words[1:]) == 1, capsys.readouterr().err
+    (config,) = seen
+    if config.ring is not None:
+        assert config.method["name"] in ("ir", "cmc", "moco")
+    assert ("ring=null" in words or config.method["name"] == "la") == (config.ring is None)
+    if "--data" in words:
+        assert config.data.name == words[words.index("--data") + 1]
