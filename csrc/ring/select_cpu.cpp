@@ -36,12 +36,18 @@ SampleRanks sample_ranks(int64_t rank, int64_t num_keys, int64_t size) {
           std::min<int64_t>(size, static_cast<int64_t>(std::ceil(mean + margin)))};
 }
 
+// The ring of some query: without an excluded key if there is such a query, else with one; they differ by a rank.
+RankRange some_range(const Problem& problem) {
+  return problem.ranks.lower < problem.ranks.upper ? problem.ranks : problem.ranks_of_rest;
+}
+
 // How many entries of a query are expected to be recorded.
 double expected_undecided(const Problem& problem) {
   const int64_t num_keys = problem.keys.rows, size = sample_size(num_keys);
   if (size == 0) return static_cast<double>(num_keys);
   double share = 0.0;
-  for (const int64_t rank : {problem.ranks.lower, problem.ranks.upper}) {
+  const RankRange range = some_range(problem);
+  for (const int64_t rank : {range.lower, range.upper}) {
     if (rank == 0 || rank == num_keys) continue;
     const SampleRanks ranks = sample_ranks(rank, num_keys, size);
     share += static_cast<double>(ranks.above - ranks.below + 1) / static_cast<double>(size);
@@ -92,11 +98,13 @@ std::vector<int64_t> row_range(int64_t begin, int64_t end) {
 
 double census_bytes(const Problem& problem, bool members_too) {
   const auto num_keys = static_cast<double>(problem.keys.rows);
-  const auto ring = static_cast<double>(problem.ranks.upper - problem.ranks.lower);
+  const RankRange range = some_range(problem);
+  const auto ring = static_cast<double>(range.upper - range.lower);
   const double entries = std::min(num_keys, expected_undecided(problem) * 1.2 + (members_too ? ring : 0.0));
   // The sample is gone when the recording begins.
   const double sample = static_cast<double>(sample_size(problem.keys.rows)) * sizeof(float);
-  return std::max(sample, entries * kEntryBytes) + 1.0;
+  const double counts = num_keys / kTile * sizeof(uint16_t);
+  return std::max(sample, entries * kEntryBytes + counts) + 1.0;
 }
 
 int64_t rows_within(double bytes_per_row) {

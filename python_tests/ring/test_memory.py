@@ -62,10 +62,7 @@ def test_loss_takes_at_most_32_mib(num_keys, case):
     "case",
     [
         "draw",
-        pytest.param(
-            "draw from the others",
-            marks=pytest.mark.xfail(strict=True, reason="240 MiB: census_bytes takes the ring of no query for theirs"),
-        ),
+        "draw from the others",
     ],
 )
 def test_draws_take_at_most_32_mib_beyond_what_they_return(case):
