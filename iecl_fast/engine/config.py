@@ -117,7 +117,7 @@ def for_method(mapping, name):
     """
     method = mapping.get("method") or {}
     old = method.get("name", "moco") if isinstance(method, dict) else None
-    if name not in METHODS or old not in METHODS or name == old:
+    if name not in METHODS or not isinstance(old, str) or old not in METHODS or name == old:
         return merge(mapping, {"method": {"name": name}})
     lost = _keyword_arguments(METHODS[old].__init__).keys() - _keyword_arguments(METHODS[name].__init__).keys()
     alike = accepts(name, "num_images") == accepts(old, "num_images")

@@ -106,3 +106,5 @@ def test_another_method_takes_no_misspelt_option_along():
         resolve(for_method({"method": {"name": "moco", "tempreture": 0.1, "num_keys": 8}}, "simclr"))
     with pytest.raises(UsageError, match=r"method\.name: 'bylo' .* did you mean byol"):
         resolve(for_method({"method": {"name": "moco"}}, "bylo"))
+    with pytest.raises(UsageError, match=r"there is no key method\.dimm"):
+        resolve(for_method({"method": {"name": ["moco"], "dimm": 3}}, "byol"))
