@@ -123,7 +123,7 @@ void copy_rows(const float* keys, int64_t key_stride, int64_t channel_stride, in
 
 // Each sum runs over channels in ascending order, in blocks that are added up in ascending order: the bits of one
 // similarity do not depend on where in a group or a tile its query and key stand.
-constexpr int64_t kChannelBlock = 256;
+constexpr int64_t kChannelBlock = 64;
 constexpr int kAheadEvery = 8, kLine = 64;
 
 // sum[g][v] += the products of one channel.
