@@ -15,7 +15,7 @@ def tables(rounds: int, compile_peers: bool):
         if device == "cuda":
             for name in ("iecl_fast", "chain, channels last"):
                 functions[f"{name}, graph"] = captured(functions[name])
-        if compile_peers or device == "cuda":
+        if compile_peers or (device == "cuda" and case in peers.TUNED_CASES):
             functions["chain, max-autotune"] = peers.with_gradient(peers.compiled, case, device)
         results = compare(functions, rounds, device)
         yield Table(f"SAIB, {case}, {device}, forward + backward", "chain", results)
