@@ -35,6 +35,7 @@ class Launch(NamedTuple):
     multiples_of_16: tuple[str, ...]
     warps: int
     stages: int
+    registers: int | None  # most that a thread may have, where the launcher says so
 
     def __str__(self):
         constants = ",".join(f"{name}={value}" for name, value in self.constants if name.isupper())
@@ -53,7 +54,7 @@ def recorded_launches(monkeypatch, function) -> list[Launch]:
     """What ``function()`` launches, in order; nothing runs. Its tensors may be on the meta device."""
     launches = []
 
-    def record(kernel, *args, grid, warmup, num_warps=4, num_stages=3, **kwargs):
+    def record(kernel, *args, grid, warmup, num_warps=4, num_stages=3, maxnreg=None, **kwargs):
         values = dict(zip(kernel.arg_names, args)) | kwargs
         signature, constants, multiples = [], [], []
         for parameter in kernel.params:
@@ -71,7 +72,8 @@ def recorded_launches(monkeypatch, function) -> list[Launch]:
                 multiple = specialised and value % 16 == 0
             if multiple:
                 multiples.append(parameter.name)
-        launches.append(Launch(kernel, tuple(signature), tuple(constants), tuple(multiples), num_warps, num_stages))
+        decisive = tuple(signature), tuple(constants), tuple(multiples), num_warps, num_stages, maxnreg
+        launches.append(Launch(kernel, *decisive))
 
     with monkeypatch.context() as patch:
         patch.setattr(JITFunction, "run", record)
@@ -85,7 +87,7 @@ def compile_for(launch: Launch, capability: int) -> Compiled:
     names = launch.kernel.arg_names
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in launch.multiples_of_16}
     source = ASTSource(launch.kernel, dict(launch.signature), dict(launch.constants), attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages, "maxnreg": launch.registers}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(compiled.asm["cubin"])
