@@ -45,8 +45,8 @@ def convolve(features: Tensor, weight: Tensor, relu: bool = False) -> Tensor:
 def convolve_transposed(gradients: Tensor, weight: Tensor, tile_rows: tuple[int, int] | None = None) -> Tensor:
     """The gradient of the features, given that of the results: a convolution with the taps in reverse.
 
-    ``tile_rows`` (begin, end): only these pairs of rows, those of all images counted through, are written. They need
-    one row above and one below. For wide features alone.
+    ``tile_rows`` (begin, end): only these pairs of rows are written, those of all images counted through; they need one
+    row above and one below. Narrow features are done as a whole.
     """
     if is_narrow(weight):
         return F.conv_transpose2d(gradients.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1).contiguous()
@@ -64,9 +64,9 @@ def convolve_transposed(gradients: Tensor, weight: Tensor, tile_rows: tuple[int,
 def add_weight_gradient(
     taps: Tensor, gradients: Tensor, features: Tensor, weight: Tensor, tile_rows: tuple[int, int] | None = None
 ) -> None:
-    """Adds the gradient of the weight, given those of the results, to ``taps`` (9, E, D): whole, not strided, planes.
+    """Adds the gradient of the weight, given those of the results, to ``taps``: (9, E, D), contiguous.
 
-    ``tile_rows`` as for ``convolve_transposed``: only these rows' results count.
+    ``tile_rows`` as for ``convolve_transposed``: only the gradients of these pairs of rows count.
     """
     if is_narrow(weight):
         return _add_narrow_weight_gradient(taps, gradients, features)

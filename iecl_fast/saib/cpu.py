@@ -4,10 +4,10 @@ All products of matrices and narrow 3x3 convolutions are torch's own. Features l
 1x1 convolutions are plain products. Whatever is between images and features is done band by band (rows of patches),
 beside the products and while it lies in a cache: no pass over memory of its own lays anything out.
 
-"free" saves h2 alone ("silu": what it is the activation of), 2 D floats a position. h3 is computed again, band by band,
-for 4 D^2 of the forward pass' 25 D^2 multiplications a position, and never exists as a whole; h1 twice, for D^2 each:
-for the gradient of w2, and again when the gradient of h1 has come. "monotone" saves W1 P, W2 W1 P and
-W2^T W3^T act(M P), 4 D floats a position.
+"free" saves h1 and h2 ("silu": what they are the activations of), 3 D floats a position. h3 is computed again, band by
+band, for 4 D^2 of the forward pass' 25 D^2 multiplications a position, and never exists as a whole. Nor do gradients of
+features: the backward pass goes through the 3x3 slab by slab, and computes the two rows of the gradient of h2 twice in
+which slabs overlap. "monotone" saves W1 P, W2 W1 P and W2^T W3^T act(M P), 4 D floats a position.
 """
 
 from dataclasses import dataclass
@@ -17,106 +17,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from iecl_fast.saib import reference
+from iecl_fast.saib.bands import Bands, Slab, feature_grid
 from iecl_fast.saib.convolution import add_weight_gradient, convolve, convolve_transposed, is_narrow
 from iecl_fast.saib.products import add_product, product
 
-_kernels = torch.ops.iecl_fast
-_BAND_BYTES = 1 << 18  # of the widest features at once, or half as much as the weights they are multiplied with
-_SLABS = 3  # of the backward pass
-
-
-class _Bands:
-    """Parts of the images, each some rows of patches, and the positions of the features that belong to them."""
-
-    def __init__(self, x: Tensor, position: Tensor | None, patch_size: int, channels_are_batch: bool):
-        self.position, self.options = position, (patch_size, channels_are_batch)
-        self.image_shape, self.channels_are_batch = x.shape, channels_are_batch
-        self.grid = feature_grid(x, patch_size, channels_are_batch)
-        n, channels, height, _ = x.shape
-        self.count = (channels if channels_are_batch else n) * (height // patch_size)
-        self.positions = self.grid[0] * self.grid[1] * self.grid[2]
-        self.positions_each = self.positions // max(self.count, 1)
-        bytes_of_position = 2 * self.grid[3] * x.element_size()
-        positions = max(_BAND_BYTES // max(bytes_of_position, 1), self.grid[3])
-        self.step = max(1, positions // max(self.positions_each, 1))
-
-    def __iter__(self):
-        """Each part and its slice of the positions."""
-        return self.parts(0, self.count)
-
-    def parts(self, begin: int, end: int):
-        """The same of the bands begin .. end - 1, in parts of about one size."""
-        count = -(-(end - begin) // self.step)
-        for i in range(count):
-            part = begin + (end - begin) * i // count, begin + (end - begin) * (i + 1) // count
-            yield part, slice(part[0] * self.positions_each, part[1] * self.positions_each)
-
-    def slabs(self):
-        """All bands in slabs that begin with a tile of the 3x3 convolution: pairs of rows, or whole images."""
-        images, height, width, _ = self.grid
-        if not self.channels_are_batch:
-            unit = height
-        else:
-            unit = 1 if self.positions_each // max(width, 1) % 2 == 0 else 2
-        step = -(-self.count // (_SLABS * unit)) * unit
-        for begin in range(0, self.count, step):
-            yield _Slab(self, begin, min(begin + step, self.count))
-
-    def features(self, image: Tensor, part: tuple[int, int], positioned: bool = False) -> Tensor:
-        """patchify(image) [+ position] of a part: (positions, channels)."""
-        features = _kernels._saib_gather(image, self.position if positioned else None, *self.options, *part)
-        return features.T if self.channels_are_batch else features
-
-    def write(self, image, features, weight, part, result, positioned: bool = False) -> None:
-        """result = 2 image + unpatchify(features @ weight [+ position]) of a part."""
-        # The product comes in the order of the image's memory.
-        branch = product(weight.T, features.T) if self.channels_are_batch else product(features, weight)
-        _kernels._saib_scatter(image, self.position if positioned else None, branch, *self.options, *part, result)
-
-
-class _Slab:
-    """The bands begin .. end - 1, and what a 3x3 convolution sees of their neighbours.
-
-    Where the channels are the batch, all features are one image, and a slab some of its rows: its window has two rows
-    more above, so that tiles stay where they are, and one below, of which two are written. Else a slab is whole images.
-    """
-
-    def __init__(self, bands: _Bands, begin: int, end: int):
-        images, height, width, _ = bands.grid
-        self.begin, self.end = begin, end
-        self.here = slice(begin * bands.positions_each, end * bands.positions_each)
-        above = 2 * width if bands.channels_are_batch and begin > 0 else 0
-        below = width if bands.channels_are_batch and end < bands.count else 0
-        self.first = self.here.start - above  # position of the window
-        self.own = slice(above, above + self.here.stop - self.here.start)
-        self.positions = self.own.stop + below
-        rows = self.positions // width
-        self.grid = (1, rows, width) if bands.channels_are_batch else (rows // height, height, width)
-        first_tile = above // (2 * width)
-        own_rows = (self.own.stop - above) // width
-        pairs = (own_rows + 1) // 2 if bands.channels_are_batch else self.grid[0] * ((height + 1) // 2)
-        self.tile_rows = first_tile, first_tile + pairs
-        # Rows of others: the band that they are part of, their place in it and in the window.
-        self.neighbours = []
-        if above:
-            self.neighbours.append(((begin - 1, begin), slice(-width, None), slice(width, 2 * width)))
-        if below:
-            self.neighbours.append(((end, end + 1), slice(0, width), slice(self.own.stop, self.positions)))
-
-    def inside(self, here: slice) -> slice:
-        """A slice of the positions, in the window."""
-        return slice(here.start - self.first, here.stop - self.first)
+_SLABS = 3  # of the backward pass: more take less memory, but each transforms the weights of the 3x3 again
 
 
 class _InputGradients:
     """The gradients of x, position and w1, given that of W1's results slab by slab."""
 
-    def __init__(self, bands: _Bands, gradient: Tensor, x: Tensor, w1: Tensor, needs):
+    def __init__(self, bands: Bands, gradient: Tensor, x: Tensor, w1: Tensor, needs):
         self.bands, self.gradient, self.x, self.w1 = bands, gradient, x, w1
         self.of_x = torch.empty_like(x) if needs[0] else None
-        self.of_position = self._of_skip() if needs[1] else None
         self.of_w1 = torch.zeros_like(w1) if needs[2] else None
-        self.sums = x.new_zeros(bands.positions // max(len(x), 1), bands.grid[3]) if needs[1] else None
+        self.of_position = self.sums = self.sums_of_w1 = None
+        if needs[1]:
+            self.of_position = self._of_skip()
+            if bands.channels_are_batch:
+                self.sums_of_w1 = w1.sum(1)  # summed up over the images before the product, not after it
+            else:
+                self.sums = x.new_zeros(bands.positions // len(x), bands.grid[3])  # over the images
 
     def _of_skip(self) -> Tensor:
         gradient = self.gradient
@@ -125,7 +46,7 @@ class _InputGradients:
         return reference.patchify(gradient.sum(0, keepdim=True), self.bands.options[0])[0]
 
     def add(self, begin: int, end: int, of_t1: Tensor) -> None:
-        """of_t1: (positions of the bands begin .. end - 1, D), where channels are not the batch those of whole images."""
+        """of_t1: (positions of the bands begin .. end - 1, D). In patch mode these are whole images."""
         start = begin * self.bands.positions_each
         for part, here in self.bands.parts(begin, end):
             slope = of_t1[here.start - start : here.stop - start]
@@ -133,28 +54,18 @@ class _InputGradients:
                 add_product(self.of_w1, slope.T, self.bands.features(self.x, part, positioned=True))
             if self.of_x is not None:
                 self.bands.write(self.gradient, slope, self.w1, part, self.of_x)
-        if self.of_position is None:
-            return
-        if self.bands.channels_are_batch:
-            self.of_position.view(-1)[start : start + len(of_t1)] += torch.mv(of_t1, self.w1.sum(1))
-        else:
+            if self.sums_of_w1 is not None:
+                # The bits of torch.mv depend on how the positions are shared out among threads.
+                self.of_position.view(-1)[here] += (slope * self.sums_of_w1).sum(1)
+        if self.sums is not None:
             self.sums += of_t1.view(-1, *self.sums.shape).sum(0)
 
     def results(self) -> list[Tensor | None]:
-        if self.of_position is not None and not self.bands.channels_are_batch:
+        if self.sums is not None:
             patch_size, _ = self.bands.options
             features = product(self.sums, self.w1).T.reshape(1, -1, *self.bands.grid[1:3])
             self.of_position += reference.from_channels(features, patch_size, self.bands.image_shape, False)[0]
         return [self.of_x, self.of_position, self.of_w1]
-
-
-def feature_grid(x: Tensor, patch_size: int, channels_are_batch: bool) -> tuple[int, int, int, int]:
-    """Images, height, width and channels of the features."""
-    n, channels, height, width = x.shape
-    rows, columns = height // patch_size, width // patch_size
-    if channels_are_batch:
-        return 1, channels * rows * columns, patch_size**2, n
-    return n, rows, columns, channels * patch_size**2
 
 
 def empty_saved(x, w1, patch_size, channels_are_batch, activation, expansion) -> list[Tensor]:
@@ -165,11 +76,11 @@ def empty_saved(x, w1, patch_size, channels_are_batch, activation, expansion) ->
 
 
 def forward(x, position, w1, w2, w3, w4, patch_size, channels_are_batch, activation, expansion, save):
-    bands = _Bands(x, position, patch_size, channels_are_batch)
+    bands = Bands(x, position, patch_size, channels_are_batch)
     run = _free_forward if expansion == "free" else _monotone_forward
     output = torch.empty_like(x)
     saved = run(x, bands, w1.flatten(1), w2.contiguous(), w3.flatten(1), w4, activation, save, output)
-    return output, saved if save else []
+    return output, saved
 
 
 def backward(
@@ -179,7 +90,7 @@ def backward(
     likes = (x, position, w1, w2, w3, w4)
     if x.numel() == 0:
         return [torch.zeros_like(like) for like, needed in zip(likes, needs) if needed]
-    bands = _Bands(x, position, patch_size, channels_are_batch)
+    bands = Bands(x, position, patch_size, channels_are_batch)
     run = _free_backward if expansion == "free" else _monotone_backward
     weights = w1.flatten(1), w2.contiguous(), w3.flatten(1), w4
     inputs = _InputGradients(bands, gradient, x, weights[0], needs)
@@ -200,29 +111,32 @@ def _free_forward(x, bands, w1, w2, w3, w4, activation, save, output):
             s1[here].relu_()
     h1 = s1 if relu else F.silu(s1)
     s2 = convolve(h1.view(bands.grid), w2, relu).flatten(0, 2)
-    del h1
+    saved = [s1, s2] if save else []
+    del s1, h1
     for part, here in bands:
         h3 = _activate_(product(s2[here] if relu else F.silu(s2[here]), w3.T), relu)
         bands.write(x, h3, w4.flatten(1).T, part, output, positioned=True)
-    return [s1, s2]
+    return saved
 
 
 def _free_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, needs, inputs):
     """The gradients of w2, w3, w4; ``inputs`` gets those of W1's results."""
     taps = w2.new_zeros(9, *w2.shape[:2]) if needs[3] else None
-    of_w3, of_w4 = (torch.zeros_like(w) if needed else None for w, needed in ((w3, needs[4]), (w4.flatten(1), needs[5])))
-    block = _FreeBlock(gradient, bands, w2, w3, w4.flatten(1), *saved, activation == "relu")
-    for slab in bands.slabs() if not is_narrow(w2) else [_Slab(bands, 0, bands.count)]:
+    w4 = w4.flatten(1)
+    of_w3 = torch.zeros_like(w3) if needs[4] else None
+    of_w4 = torch.zeros_like(w4) if needs[5] else None
+    block = _FreeBlock(gradient, bands, w2, w3, w4, *saved, activation == "relu")
+    for slab in bands.slabs(1 if is_narrow(w2) else _SLABS):
         inputs.add(slab.begin, slab.end, block.backward(slab, taps, of_w3, of_w4))
     return _weight_of(taps), of_w3, of_w4
 
 
 @dataclass(frozen=True)
 class _FreeBlock:
-    """Gradients of a slab: nothing that is made for it outlives it."""
+    """The backward pass from the output to W1's results. What a slab takes in between is free again after it."""
 
     gradient: Tensor
-    bands: _Bands
+    bands: Bands
     w2: Tensor
     w3: Tensor
     w4: Tensor
@@ -230,24 +144,25 @@ class _FreeBlock:
     s2: Tensor
     relu: bool
 
-    def backward(self, slab: _Slab, taps: Tensor | None, of_w3: Tensor | None, of_w4: Tensor | None) -> Tensor:
+    def backward(self, slab: Slab, taps: Tensor | None, of_w3: Tensor | None, of_w4: Tensor | None) -> Tensor:
         """The gradient of W1's results; adds to those of the weights."""
         of_s2 = self.s2.new_empty(slab.positions, self.s2.shape[1])
         for part, here in self.bands.parts(slab.begin, slab.end):
             slope = self.bands.features(self.gradient, part)
-            self._through_third(slope, self.s2[here], of_s2[slab.inside(here)], of_w3, of_w4)
-        for part, rows, window in slab.neighbours:
-            here = slice(slab.first + window.start, slab.first + window.stop)
-            self._through_third(self.bands.features(self.gradient, part)[rows], self.s2[here], of_s2[window])
+            self._to_second(slope, self.s2[here], of_s2[slab.inside(here)], of_w3, of_w4)
+        for part, rows, here in slab.neighbours:
+            slope = self.bands.features(self.gradient, part)[rows]
+            self._to_second(slope, self.s2[here], of_s2[slab.inside(here)])
         of_s2 = of_s2.view(*slab.grid, -1)
-        s1 = self.s1[slab.first : slab.first + slab.positions]
+        s1 = self.s1[slab.window]
         if taps is not None:
             h1 = s1 if self.relu else F.silu(s1)
             add_weight_gradient(taps, of_s2, h1.view(*slab.grid, -1), self.w2, slab.tile_rows)
         of_h1 = convolve_transposed(of_s2, self.w2, slab.tile_rows).flatten(0, 2)
         return _through_activation_(of_h1[slab.own], s1[slab.own], self.relu)
 
-    def _through_third(self, slope: Tensor, s2: Tensor, of_s2: Tensor, of_w3=None, of_w4=None) -> None:
+    def _to_second(self, slope: Tensor, s2: Tensor, of_s2: Tensor, of_w3=None, of_w4=None) -> None:
+        """of_s2, given the output's gradient; adds to those of the weights."""
         h2 = s2 if self.relu else F.silu(s2)
         s3 = product(h2, self.w3.T)
         h3 = s3.relu_() if self.relu else F.silu(s3)
@@ -285,7 +200,7 @@ def _monotone_forward(x, bands, w1, w2, w3, w4, activation, save, output):
     u1 = convolve_transposed(u2, w2).flatten(0, 2)
     for part, here in bands:
         bands.write(x, u1[here], w1, part, output, positioned=True)
-    return [t1, t2, u1]
+    return [t1, t2, u1] if save else []
 
 
 def _monotone_backward(gradient, x, bands, w1, w2, w3, w4, saved, activation, needs, inputs):
