@@ -38,10 +38,8 @@ class Bands:
     def slabs(self, count: int) -> list["Slab"]:
         """All bands in up to so many slabs, each of whole pairs of rows or whole images."""
         _, height, width, _ = self.grid
-        if self.channels_are_batch:
-            unit = 1 if self.positions_each // width % 2 == 0 else 2
-        else:
-            unit = height
+        rows_each = self.positions_each // width
+        unit = 1 + rows_each % 2 if self.channels_are_batch else height
         step = -(-self.count // (count * unit)) * unit
         return [Slab(self, begin, min(begin + step, self.count)) for begin in range(0, self.count, step)]
 
