@@ -30,6 +30,6 @@ def peak(form: str, n: int, channels: str) -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak from Linux' /proc")
 @pytest.mark.parametrize(("n", "channels"), [(64, "batch"), (256, "batch"), (256, "patch")])
-def test_takes_at_most_three_quarters_of_the_chains_memory(n, channels):
+def test_takes_at_most_six_tenths_of_the_chains_memory(n, channels):
     ours, chain = peak("iecl_fast", n, channels), peak("chain", n, channels)
-    assert 0 < ours <= 0.75 * chain, (ours, chain)
+    assert 0 < ours <= 0.6 * chain, (ours, chain)
