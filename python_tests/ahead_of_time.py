@@ -43,16 +43,30 @@ class Launch(NamedTuple):
         return f"{self.kernel.__name__}[{constants},{types}]"
 
 
+class Call(NamedTuple):
+    """A launch with what decides on how often its code runs."""
+
+    launch: Launch
+    grid: tuple[int, ...]
+    numbers: tuple[tuple[str, int], ...]  # the integers among the arguments
+
+
 class Compiled(NamedTuple):
     ptx: str
+    cubin: bytes
     registers: int
     stack: int  # bytes; spilled registers go there
     shared: int
 
 
 def recorded_launches(monkeypatch, function) -> list[Launch]:
+    """As :func:`recorded_calls`, the launches alone."""
+    return [call.launch for call in recorded_calls(monkeypatch, function)]
+
+
+def recorded_calls(monkeypatch, function) -> list[Call]:
     """What ``function()`` launches, in order; nothing runs. Its tensors may be on the meta device."""
-    launches = []
+    calls = []
 
     def record(kernel, *args, grid, warmup, num_warps=4, num_stages=3, maxnreg=None, **kwargs):
         values = dict(zip(kernel.arg_names, args)) | kwargs
@@ -73,12 +87,13 @@ def recorded_launches(monkeypatch, function) -> list[Launch]:
             if multiple:
                 multiples.append(parameter.name)
         decisive = tuple(signature), tuple(constants), tuple(multiples), num_warps, num_stages, maxnreg
-        launches.append(Launch(kernel, *decisive))
+        numbers = tuple((name, value) for name, value in values.items() if type(value) is int)
+        calls.append(Call(Launch(kernel, *decisive), grid, numbers))
 
     with monkeypatch.context() as patch:
         patch.setattr(JITFunction, "run", record)
         function()
-    return launches
+    return calls
 
 
 @cache
@@ -94,4 +109,12 @@ def compile_for(launch: Launch, capability: int) -> Compiled:
         command = [BINARIES / "cuobjdump", "-res-usage", file.name]
         usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     registers, stack = (int(re.search(rf"{field}:(\d+)", usage)[1]) for field in ("REG", "STACK"))
-    return Compiled(compiled.asm["ptx"], registers, stack, compiled.metadata.shared)
+    return Compiled(compiled.asm["ptx"], compiled.asm["cubin"], registers, stack, compiled.metadata.shared)
+
+
+def disassembled(code: Compiled) -> str:
+    """The machine code as nvdisasm prints it."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(code.cubin)
+        command = [BINARIES / "nvdisasm", "-c", file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,53 +1,21 @@
 """``python -m bench.ring.roofline``: what the GPU kernels of Ring have to move beside what they do move.
 
-No GPU is needed: the CUDA kernels run on the host by csrc/simt, which counts what every thread loads and stores. A GPU
-makes one access of what a warp loads from one place, so the figures are upper bounds.
+No GPU is needed: the CUDA kernels run on the host by csrc/simt, which counts what every thread loads and stores, and
+roofline_triton reads the machine code of the Triton kernels. A GPU makes one access of what a warp loads from one
+place, so the figures are upper bounds.
 """
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from bench.ring.roofline_rows import Row, table
+
 _TESTS = Path(__file__).parents[2] / "python_tests"
-sys.path += [str(_TESTS), str(_TESTS / "ring")]  # simt_ring builds and calls the kernels
-
-
-@dataclass(frozen=True)
-class Row:
-    """The kernels of one operator on one shape. Operations are of a kind that is counted, if there is one."""
-
-    name: str
-    shape: str
-    bytes_needed: float
-    bytes_moved: float
-    bytes_allowed: float  # how many times what is needed, by the kernels' design
-    operations: str = ""
-    operations_needed: float | None = None
-    operations_made: float | None = None
-
-    @property
-    def bytes_ratio(self) -> float:
-        return self.bytes_moved / self.bytes_needed
-
-
-def table(rows: list[Row]) -> str:
-    lines = [
-        "| kernels | shape | MB needed | moved | ratio | allowed | operations | 10^6 needed | made | ratio |",
-        "|---|---|--:|--:|--:|--:|---|--:|--:|--:|",
-    ]
-    for row in rows:
-        cells = [row.name, row.shape, f"{row.bytes_needed / 1e6:.3f}", f"{row.bytes_moved / 1e6:.3f}"]
-        cells += [f"{row.bytes_ratio:.2f}", f"{row.bytes_allowed:.2f}", row.operations]
-        if row.operations:
-            cells += [f"{count / 1e6:.3f}" for count in (row.operations_needed, row.operations_made)]
-            cells.append(f"{row.operations_made / row.operations_needed:.2f}")
-        else:
-            cells += ["", "", ""]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+sys.path += [str(_TESTS), str(_TESTS / "ring")]  # simt_ring builds and calls the kernels, launched_plans records them
 
 
 def cuda_rows(n: int = 2, k: int = 65536, c: int = 128, samples: int = 1024) -> list[Row]:
@@ -65,9 +33,17 @@ def cuda_rows(n: int = 2, k: int = 65536, c: int = 128, samples: int = 1024) -> 
         simt.take_counters()
         call()
         counters = simt.take_counters()
-        made = {"": None, "shared atomics": counters.atomics, "shared stores": counters.shared_stores}[operations]
         moved = counters.global_load_bytes + counters.global_store_bytes
-        rows.append(Row(name, shape, needed, moved, allowed, operations, expected, made))
+        row = Row(name, shape, needed, moved, allowed)
+        if operations:
+            made = {"shared atomics": counters.atomics, "shared stores": counters.shared_stores}[operations]
+            row = replace(
+                row,
+                operations=f"10^6 {operations}",
+                operations_needed=expected / 1e6,
+                operations_made=made / 1e6,
+            )
+        rows.append(row)
 
     torch.manual_seed(0)
     ranks = [k * 9 // 10, k * 99 // 100, 0, 0]
@@ -154,7 +130,9 @@ def cuda_rows(n: int = 2, k: int = 65536, c: int = 128, samples: int = 1024) -> 
 
 
 def main() -> None:
-    print(table(cuda_rows()))
+    from bench.ring.roofline_triton import triton_rows
+
+    print(table(cuda_rows() + triton_rows()))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ capability 9.0. The floor is the larger of operations over the chip's arithmetic
 sheet of an H100 SXM, dense bf16). Needs Triton and no GPU.
 """
 
-import re
 import sys
 from math import ceil
 from pathlib import Path
@@ -18,11 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "python_tests"))
 
 from ahead_of_time import Launch, compile_for, recorded_launches
 
+from bench.machine_code import BYTES_PER_SECOND, OPERATIONS_PER_SECOND, parts
 from iecl_fast.saib import triton
 from iecl_fast.saib import triton_plan as plan
 
-OPERATIONS_PER_SECOND = 989e12
-BYTES_PER_SECOND = 3.35e12
 # N, height, patch, channels_are_batch
 SHAPES = [
     (256, 224, 16, True),
@@ -56,28 +54,11 @@ def launches_of(n: int, side: int, patch: int, channels_are_batch: bool) -> list
     return [launch for launch in launches if launch.kernel.__name__ != "ordered_sum_kernel"]
 
 
-def loops_of(ptx: str, threads: int) -> list[int]:
-    """Bytes that a block asks for in one round of each loop with matrix instructions."""
-    lines = ptx.splitlines()
-    labels = {line.split(":")[0]: place for place, line in enumerate(lines) if line.startswith("$L__BB")}
-    rounds = []
-    for end, line in enumerate(lines):
-        jump = re.search(r"bra\S*\s+(\$L__BB\w+);", line)
-        start = labels.get(jump[1], end) if jump else end
-        body = lines[start:end]
-        if not any("wgmma.mma_async" in one for one in body):
-            continue
-        copied = sum(int(size, 16) for one in body for size in re.findall(r"cp\.async\.c\w\..*?, (0x\w+)", one))
-        for vector, bits in re.findall(r"ld\.global\S*?(?:\.v(\d))?\.b(\d+)", "\n".join(body)):
-            copied += int(vector or 1) * int(bits) // 8
-        rounds.append(copied * threads)
-    return rounds
-
-
 def row(launch: Launch, positions: int) -> tuple[str, float, float, float]:
     """Name, operations, necessary bytes, bytes asked of the second-level cache."""
     c = dict(launch.constants)
-    rounds = loops_of(compile_for(launch, 90).ptx, 32 * launch.warps)
+    _, loops = parts(compile_for(launch, 90).ptx)
+    rounds = [32 * launch.warps * loop.loaded for loop in loops if loop.has_matrix_instructions]
     name = launch.kernel.__name__
     if name == "tail_kernel":
         k, n = c["K"], c["N"]
@@ -112,7 +93,7 @@ def main() -> None:
         total = 0.0
         for launch in launches_of(n, side, patch, channels_are_batch):
             title, operations, needed, asked = row(launch, positions)
-            arithmetic, memory = operations / OPERATIONS_PER_SECOND, needed / BYTES_PER_SECOND
+            arithmetic, memory = operations / OPERATIONS_PER_SECOND["bf16"], needed / BYTES_PER_SECOND
             total += max(arithmetic, memory)
             print(
                 f"| {title} | {operations / 1e9:.1f} | {needed / 1e6:.1f} | {asked / 1e6:.0f} "

@@ -7,13 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from ahead_of_time import MATRIX_INSTRUCTION, SHARED, compile_for, recorded_launches
-
-from iecl_fast.ring import plans, triton_gradients, triton_info_nce, triton_select
-
-N, K = 256, 65536
-CHANNELS = (128, 256)  # one for each size of tile
-RANKS = [58983, 64881, 58982, 64880]
+from ahead_of_time import MATRIX_INSTRUCTION, SHARED, compile_for
+from launched_plans import N, calls_of
 
 
 @pytest.fixture(autouse=True)
@@ -21,40 +16,9 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
 
 
-def launch_plans(monkeypatch, dtype, channels, key_major=True, exclude=None, with_gradient=True):
-    """Both plans of the loss, the keys' gradient, samples and their gradients, with selection in Triton."""
-    kernels = plans.Kernels(
-        triton_select.select,
-        triton_select.select_candidates,
-        triton_select.compact,
-        triton_select.draw,
-        triton_gradients.sample_query_gradient,
-        triton_gradients.sample_keys_gradient,
-    )
-    query = torch.empty(N, channels, dtype=dtype)
-    keys = torch.empty(K, channels, dtype=dtype) if key_major else torch.empty(channels, K, dtype=dtype).T
-    temperature = torch.tensor(0.07, dtype=torch.float64)
-    triton_info_nce.write_similarities(query, keys, torch.empty(N, K), plans.precision(dtype))
-    for cached_bytes in (0, 2**40):
-        monkeypatch.setattr(plans, "WRITTEN_BYTES", cached_bytes)
-        loss, log_denominator, _ = plans.info_nce(
-            query, query, keys, temperature, RANKS, exclude, with_gradient, kernels
-        )
-    plans.info_nce_keys_gradient(query, keys, temperature, RANKS, exclude, log_denominator, loss, kernels)
-    values, indices = plans.sample(query, keys, RANKS, exclude, None, True, kernels)
-    kernels.sample_query_gradient(values, indices.zero_(), keys)
-    kernels.sample_keys_gradient(values[:, :2].contiguous(), indices[:, :2], query, K)
-
-
-def launches_of(monkeypatch, dtype, precision, channels=CHANNELS, **options):
+def launches_of(*args, **options):
     """All launches that differ."""
-    launches = []
-    with monkeypatch.context() as patch:
-        patch.setattr(plans, "precision", lambda dtype: precision)
-        patch.setattr(torch, "mm", lambda *_, out: out)  # not what is tested here, and long on a CPU
-        for count in channels:
-            launches += recorded_launches(patch, lambda count=count: launch_plans(patch, dtype, count, **options))
-    return list(dict.fromkeys(launches))
+    return list(dict.fromkeys(call.launch for call in calls_of(*args, **options)))
 
 
 def faults(launch, capability):
