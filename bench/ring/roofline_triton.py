@@ -29,7 +29,7 @@ class Work(NamedTuple):
 
     name: str
     shape: str
-    rounds: list[float]  # of each loop, by one program; broken where the last is masked
+    rounds: list[float]  # of each loop, by one program; a fraction where the last is masked
     round_bytes: list[int]  # that a block needs in a round of each loop
     needed: float  # bytes, by all programs
     allowed: float  # how many times these
@@ -67,81 +67,85 @@ def _candidates(num_keys: int) -> float:
 
 
 def work_of(call: Call) -> Work:
+    """By formula, from the numbers and constants that a kernel is launched with."""
     numbers, constants = dict(call.numbers), dict(call.launch.constants)
-    types = {kind for _, kind in call.launch.signature}
-    size = 2 if "*bf16" in types else 4
+    size = 2 if "*bf16" in {kind for _, kind in call.launch.signature} else 4
     kernel = call.launch.kernel.__name__
     n, k = numbers.get("num_rows", call.grid[0]), numbers.get("num_keys", 0)
-    c = numbers.get("num_channels", 0)
-    block_rows, block_keys, block = (numbers.get(name, 0) for name in ("ROWS", "KEYS", "BLOCK"))
-    block_channels, samples = numbers.get("CHANNELS", 0), RANKS[1] - RANKS[0]
-    key_tile = size * block_keys * block_channels
+    c, samples = numbers.get("num_channels", 0), RANKS[1] - RANKS[0]
+    block_rows, block_keys, block_channels, block = (
+        numbers.get(name, 0) for name in ("ROWS", "KEYS", "CHANNELS", "BLOCK")
+    )
+    vectors, key_tile = size * (n + k) * c, size * block_keys * block_channels
     shape = f"N={n} K={k} C={c}, {'bf16' if size == 2 else 'tf32'}"
+    product = {"operations": 2 * n * k * c, "similarities": n * k}
 
-    if kernel == "_product_kernel":
-        rounds, tiles = [c / block_channels], [key_tile + size * block_rows * block_channels]
-        needed = size * (n + k) * c + 4 * n * k
-        allowed = 1.7 if size == 2 else 3.5  # by 128 or 64 rows and keys of a tile
-        return Work("product, plan C", shape, rounds, tiles, needed, allowed, 1, 2 * n * k * c, n * k)
-    if kernel == "_sample_kernel":
-        m = numbers["size"]
-        shape, needed = f"N={n} m={m} C={c}, bf16", size * (n + m) * c + 4 * m + 4 * n * m
-        return Work("sample, plan B'", shape, [], [], needed, 2.7, 1, 2 * n * m * c, n * m)
-    if kernel == "_count_kernel":
-        needed, rounds = size * (n + k) * c, [numbers["split_tiles"]]
-        return Work("count, plan B'", shape, rounds, [key_tile], needed, 5, 1, 2 * n * k * c, n * k)
-    if kernel == "_collect_kernel":
-        chosen, rounds = 8 * n * _candidates(k), [numbers["split_tiles"]]
-        needed = size * (n + k) * c + chosen
-        return Work("collect, plan B'", shape, rounds, [key_tile], needed, 3.8, 1, 2 * n * k * c, n * k, chosen)
-    if kernel == "_weigh_kernel":
-        sums = 4 * call.grid[1] * n * (c + 2)
-        rounds, needed = [numbers["split_tiles"]], size * k * c + sums
-        if "similarities" in dict(call.launch.signature):
-            tile = 4 * block_rows * block_keys + key_tile
-            return Work("weigh, plan C", shape, rounds, [tile], needed + 4 * n * k, 1.7, 1, 2 * n * k * c, n * k)
-        needed += size * n * c
-        return Work("weigh, plan B'", shape, rounds, [key_tile], needed, 3.5, 1, 4 * n * k * c, n * k)
-    if kernel == "_combine_kernel":
-        splits, plan = numbers["splits"], "B'" if constants["CHECK"] else "C"
-        # Of plan C the compiler writes the case of no split apart.
-        rounds = [1, 1, splits] + ([] if constants["CHECK"] else [0])
-        tiles = [2 * size * c, size * c, 4 * c + 8] + ([] if constants["CHECK"] else [size * c])
-        needed = n * splits * (4 * c + 8) + n * (2 * size * c + 4 * c + 12)
-        # All threads load a split's two numbers from one place.
-        return Work(f"combine, plan {plan}", f"N={n} C={c}, {splits} splits", rounds, tiles, needed, 3.1, 3)
-    if kernel == "_select_kernel":
-        rounds = [k / block] * 5  # four digits and the tie
-        name, shape = ("select", f"N={n} K={k}") if k == K else ("select in the sample, plan B'", f"N={n} m={k}")
-        return Work(name, shape, rounds, [4 * block] * 5, 4 * n * k, 5.3, similarities=n * k)
-    if kernel == "_select_candidates_kernel":
-        candidates = _candidates(K)
-        rounds = [1] + [1, candidates / block] * 5
-        tiles = [4] + [4, 4 * block] * 4 + [4, 8 * block]
-        shape = f"N={n}, {candidates:.0f} candidates"
-        return Work("select_candidates, plan B'", shape, rounds, tiles, 4 * n * candidates, 7.3, 1.1)
-    if kernel == "_compact_kernel":
-        chosen = 12 * n * samples
-        needed, shape = 4 * n * k + chosen, f"N={n} K={k} M={samples}"
-        return Work("compact", shape, [k / block], [4 * block], needed, 1.1, similarities=n * k, chosen=chosen)
-    if kernel == "_keys_gradient_kernel":
-        rounds = [n / block_rows]
-        # Similarities, queries and the boundaries, denominator and slope of each row.
-        tile = 4 * block_rows * block_keys + size * block_rows * block_channels + 36 * block_rows
-        needed, allowed = 4 * n * k + size * n * c + 8 * k * c, 2.1 if size == 2 else 2.7
-        # The numbers of a row are loaded by all threads that have a part of the row.
-        return Work("keys_gradient", shape, rounds, [tile], needed, allowed, 1.5, 2 * n * k * c, n * k)
-    gathered = 12 * n * samples + size * n * samples * c
-    block = numbers["SAMPLES"]
+    match kernel:
+        case "_product_kernel":
+            tile = key_tile + size * block_rows * block_channels
+            allowed = 1.7 if size == 2 else 3.5  # of tiles with 128 or 64 rows and keys
+            return Work("product, plan C", shape, [c / block_channels], [tile], vectors + 4 * n * k, allowed, **product)
+        case "_sample_kernel":
+            m = numbers["size"]
+            shape, needed = f"N={n} m={m} C={c}, bf16", size * (n + m) * c + 4 * m + 4 * n * m
+            operations = 2 * n * m * c
+            return Work("sample, plan B'", shape, [], [], needed, 2.7, operations=operations, similarities=n * m)
+        case "_count_kernel":
+            return Work("count, plan B'", shape, [numbers["split_tiles"]], [key_tile], vectors, 5, **product)
+        case "_collect_kernel":
+            chosen, rounds = 8 * n * _candidates(k), [numbers["split_tiles"]]
+            needed = vectors + chosen
+            return Work("collect, plan B'", shape, rounds, [key_tile], needed, 3.8, **product, chosen=chosen)
+        case "_weigh_kernel":
+            rounds, sums = [numbers["split_tiles"]], 4 * call.grid[1] * n * (c + 2)
+            if "similarities" in dict(call.launch.signature):
+                tile, needed = 4 * block_rows * block_keys + key_tile, size * k * c + sums + 4 * n * k
+                return Work("weigh, plan C", shape, rounds, [tile], needed, 1.7, **product)
+            product["operations"] *= 2
+            return Work("weigh, plan B'", shape, rounds, [key_tile], vectors + sums, 3.5, **product)
+        case "_combine_kernel":
+            splits, plan = numbers["splits"], "B'" if constants["CHECK"] else "C"
+            rounds, tiles = [1, 1, splits], [2 * size * c, size * c, 4 * c + 8]
+            if not constants["CHECK"]:  # the compiler writes the case of no split apart
+                rounds, tiles = [*rounds, 0], [*tiles, size * c]
+            needed = n * splits * (4 * c + 8) + n * (2 * size * c + 4 * c + 12)
+            shape = f"N={n} C={c}, {splits} splits"
+            # All threads load a split's two numbers from one place.
+            return Work(f"combine, plan {plan}", shape, rounds, tiles, needed, 3.1, loops_allowed=3)
+        case "_select_kernel":
+            name, shape = ("select", f"N={n} K={k}") if k == K else ("select in the sample, plan B'", f"N={n} m={k}")
+            # Four digits and the tie.
+            return Work(name, shape, [k / block] * 5, [4 * block] * 5, 4 * n * k, 5.3, similarities=n * k)
+        case "_select_candidates_kernel":
+            candidates = _candidates(K)
+            rounds = [1] + [1, candidates / block] * 5  # of segments and within them
+            tiles = [4] + [4, 4 * block] * 4 + [4, 8 * block]
+            name, shape = "select_candidates, plan B'", f"N={n}, {candidates:.0f} candidates"
+            # A segment's count is loaded by all threads.
+            return Work(name, shape, rounds, tiles, 4 * n * candidates, 7.3, loops_allowed=1.1)
+        case "_compact_kernel":
+            chosen, shape = 12 * n * samples, f"N={n} K={k} M={samples}"
+            needed, counts = 4 * n * k + chosen, {"similarities": n * k, "chosen": chosen}
+            return Work("compact", shape, [k / block], [4 * block], needed, 1.1, **counts)
+        case "_keys_gradient_kernel":
+            # Similarities, queries and the boundaries, denominator and slope of each row; these 36 bytes are loaded by
+            # all 8 threads that have a part of the row, and by twice as many with Triton 3.6.
+            tile = 4 * block_rows * block_keys + size * block_rows * block_channels + 36 * block_rows
+            needed, allowed = 4 * n * k + size * n * c + 8 * k * c, 2.7 if size == 2 else 3.2
+            rounds = [n / block_rows]
+            return Work("keys_gradient", shape, rounds, [tile], needed, allowed, loops_allowed=2, **product)
+    block, gathered = numbers["SAMPLES"], N * samples * (12 + size * c)
     tile = block * (12 + size * block_channels)
-    if kernel == "_sample_query_gradient_kernel":
-        shape = f"N={n} M={samples} C={c}, bf16"
-        return Work("sample_query_gradient", shape, [samples / block], [tile], gathered + 4 * n * c, 1.7, 1.7)
-    if kernel == "_sample_keys_gradient_kernel":
-        shape, rounds = f"N={N} M={samples} C={c} K={K}, bf16", [N * samples / K / block] * 2
-        gathered = N * samples * (12 + size * c)
-        # A loop that jumps back to two places, as if it were two.
-        return Work("sample_keys_gradient", shape, rounds, [0, tile], gathered + 4 * K * c, 2, 1.7)
+    # A sample's weight and index are loaded by all threads that have a part of its vector.
+    match kernel:
+        case "_sample_query_gradient_kernel":
+            name, shape, needed = "sample_query_gradient", f"N={N} M={samples} C={c}, bf16", gathered + 4 * N * c
+            return Work(name, shape, [samples / block], [tile], needed, 1.7, loops_allowed=1.7)
+        case "_sample_keys_gradient_kernel":
+            name, shape = "sample_keys_gradient", f"N={N} M={samples} C={c} K={K}, bf16"
+            rounds, needed = [N * samples / K / block] * 2, gathered + 4 * K * c
+            # One loop that jumps back to two places, as if it were two.
+            return Work(name, shape, rounds, [0, tile], needed, 2, loops_allowed=1.7)
     raise ValueError(f"no formula for {kernel}")
 
 
