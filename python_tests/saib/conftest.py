@@ -12,10 +12,5 @@ def one_thread():
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory():
-    """Fresh tensors hold NaN, so that a cell which no kernel wrote fails the test."""
-    torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
+def poisoned(poisoned_memory):
+    pass
