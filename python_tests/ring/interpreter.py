@@ -14,7 +14,8 @@ only_in_interpreter()
 
 
 def serve_cpu_tensors() -> None:
-    """From now on, in this process, CPU tensors take the way of CUDA tensors."""
+    """From now on, in this process, CPU tensors take the way of CUDA tensors, with all kernels in Triton."""
+    dispatch.library_missing = lambda: "the CUDA library does not take CPU tensors"
     ops._implement("CPU", dispatch.with_plans(ops._by_reference("CPU")))
 
 
