@@ -21,6 +21,15 @@ BATCH, KEYS, DIM, TEMPERATURE = 64, 256, 32, 0.1
 STEPS = 30
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Networks this small gain nothing from more, and wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Model(nn.Module):
     """A backbone and a projection head, in the shape of lightly's example models."""
 
