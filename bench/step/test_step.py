@@ -17,7 +17,8 @@ FORMS = [(method, form) for method, forms in peers.METHODS.items() for form in f
 @pytest.mark.parametrize(("method", "form"), FORMS)
 def test_step(benchmark, method, form):
     benchmark.group = f"{method}, {SETTING}"
-    setting = replace(SETTING, stem="imagenet", n=4) if benchmark.disabled else SETTING  # then only whether it runs is asked
+    # Without benchmarking only whether it runs is asked.
+    setting = replace(SETTING, stem="imagenet", n=4) if benchmark.disabled else SETTING
     function = peers.step(peers.METHODS[method][form], setting)
     if SETTING.device == "cuda":
         function = synchronised(function)
