@@ -159,10 +159,10 @@ def _with_gradient(module: nn.Module, images: Tensor, setting: Setting) -> Calla
     """Forward, and backward to the parameters; returns the output."""
 
     def run() -> Tensor:
-        module.zero_grad()
         with setting.autocast():
             output = module(images)
         output.backward(output.detach())
+        module.zero_grad()
         return output.detach()
 
     return run
