@@ -11,7 +11,7 @@ import torch
 import iecl_fast  # noqa: F401  (registers the operators)
 from bench.measure import Table
 
-ROOMS = ("ring", "saib", "spectral")
+ROOMS = ("ring", "saib", "spectral", "step")
 
 
 def main() -> None:
