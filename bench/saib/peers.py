@@ -97,10 +97,12 @@ def with_gradient(form: Callable[[Case], nn.Module], case: Case, device: str = "
     parameters = list(module.parameters())
 
     def run() -> Tensor:
+        for parameter in parameters:
+            parameter.grad = None
         # Without the cache of casted weights, which a graph must not keep.
         with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda", cache_enabled=False):
             output = module(x)
-        torch.autograd.grad(output, parameters, gradient.to(output.dtype))
+        output.backward(gradient.to(output.dtype))
         return output.detach()
 
     return run
