@@ -15,7 +15,8 @@
 
 namespace {
 
-using iecl_fast::Dtype;
+using iecl_fast::data;
+using iecl_fast::make;
 using iecl_fast::Matrix;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -33,15 +34,7 @@ void parallel_for(int64_t count, const std::function<void(int64_t)>& run) {
 
 Matrix matrix(const Tensor& tensor, const char* name) {
   STD_TORCH_CHECK(tensor.is_cpu() && tensor.dim() == 2, name, " has to be a matrix on the CPU");
-  Dtype dtype = Dtype::kFloat32;
-  if (tensor.scalar_type() == ScalarType::Half) {
-    dtype = Dtype::kFloat16;
-  } else if (tensor.scalar_type() == ScalarType::BFloat16) {
-    dtype = Dtype::kBFloat16;
-  } else {
-    STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Float, name, " has to be float32, float16 or bfloat16");
-  }
-  return {tensor.const_data_ptr(), dtype, tensor.size(0), tensor.size(1), tensor.stride(0), tensor.stride(1)};
+  return iecl_fast::matrix_of(tensor, name);
 }
 
 template <class Element>
@@ -49,15 +42,6 @@ const Element* array(const Tensor& tensor, ScalarType dtype, int64_t count, cons
   STD_TORCH_CHECK(tensor.is_cpu() && tensor.scalar_type() == dtype && tensor.is_contiguous() && tensor.numel() == count,
                   name, " has the wrong device, dtype, layout or size");
   return static_cast<const Element*>(tensor.const_data_ptr());
-}
-
-Tensor make(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
-  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()), dtype);
-}
-
-template <class Element>
-Element* data(Tensor& tensor) {
-  return static_cast<Element*>(tensor.mutable_data_ptr());
 }
 
 // ---- ring ------------------------------------------------------------------------------------------------------

@@ -37,10 +37,10 @@ std::tuple<Tensor, Tensor> ring_select(const Tensor& similarities, std::vector<i
   const auto range = ring::ranks_of(ranks, input.keys, exclude.has_value());
   const int64_t* excluded = ring::excluded_of(exclude, similarities, input.rows);
   const int64_t splits = ring::checked_splits(input);
-  Tensor thresholds = ring::make(similarities, {input.rows, 2}, ring::ScalarType::Int);
-  Tensor ties = ring::make(similarities, {input.rows, 2}, ring::ScalarType::Long);
+  Tensor thresholds = iecl_fast::make(similarities, {input.rows, 2}, ring::ScalarType::Int);
+  Tensor ties = iecl_fast::make(similarities, {input.rows, 2}, ring::ScalarType::Long);
   Tensor workspace = make_workspace(similarities, ring::select_workspace_bytes(input.rows, input.keys, splits));
-  ring::select(input, range, excluded, splits, {ring::data<int32_t>(thresholds), ring::data<int64_t>(ties)},
+  ring::select(input, range, excluded, splits, {iecl_fast::data<int32_t>(thresholds), iecl_fast::data<int64_t>(ties)},
                workspace.mutable_data_ptr(), current_stream(similarities));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   return {thresholds, ties};
@@ -51,9 +51,9 @@ std::tuple<Tensor, Tensor> ring_select_candidates(const Tensor& keys, const Tens
   const torch::stable::accelerator::DeviceGuard guard(keys.get_device_index());
   const auto candidates = ring::candidates_of(keys, indices, counts);
   const int64_t* wanted = ring::elements<int64_t>(ranks, keys, ring::ScalarType::Long, 2 * candidates.rows, "ranks");
-  Tensor thresholds = ring::make(keys, {candidates.rows, 2}, ring::ScalarType::Int);
-  Tensor ties = ring::make(keys, {candidates.rows, 2}, ring::ScalarType::Long);
-  ring::select_candidates(candidates, wanted, {ring::data<int32_t>(thresholds), ring::data<int64_t>(ties)},
+  Tensor thresholds = iecl_fast::make(keys, {candidates.rows, 2}, ring::ScalarType::Int);
+  Tensor ties = iecl_fast::make(keys, {candidates.rows, 2}, ring::ScalarType::Long);
+  ring::select_candidates(candidates, wanted, {iecl_fast::data<int32_t>(thresholds), iecl_fast::data<int64_t>(ties)},
                           current_stream(keys));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   return {thresholds, ties};
@@ -67,11 +67,11 @@ std::tuple<Tensor, Tensor> ring_compact(const Tensor& similarities, const Tensor
   const int64_t* excluded = ring::excluded_of(exclude, similarities, input.rows);
   STD_TORCH_CHECK(0 <= size && size <= input.keys, "size = ", size, " is not within the number of keys, ", input.keys);
   const int64_t splits = ring::checked_splits(input);
-  Tensor values = ring::make(similarities, {input.rows, size}, ring::ScalarType::Float);
-  Tensor indices = ring::make(similarities, {with_indices ? input.rows : 0, size}, ring::ScalarType::Long);
+  Tensor values = iecl_fast::make(similarities, {input.rows, size}, ring::ScalarType::Float);
+  Tensor indices = iecl_fast::make(similarities, {with_indices ? input.rows : 0, size}, ring::ScalarType::Long);
   Tensor workspace = make_workspace(similarities, ring::compact_workspace_bytes(input.rows, splits));
-  ring::compact(input, boundaries, excluded, size, splits, ring::data<float>(values),
-                with_indices ? ring::data<int64_t>(indices) : nullptr, workspace.mutable_data_ptr(),
+  ring::compact(input, boundaries, excluded, size, splits, iecl_fast::data<float>(values),
+                with_indices ? iecl_fast::data<int64_t>(indices) : nullptr, workspace.mutable_data_ptr(),
                 current_stream(similarities));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   return {values, indices};
@@ -89,11 +89,11 @@ std::tuple<Tensor, Tensor> ring_draw(const Tensor& similarities, const Tensor& t
   const int64_t samples = uniform.size(1), splits = ring::checked_splits(input);
   const double* numbers =
       ring::elements<double>(uniform, similarities, ring::ScalarType::Double, input.rows * samples, "uniform");
-  Tensor values = ring::make(similarities, {input.rows, samples}, ring::ScalarType::Float);
-  Tensor indices = ring::make(similarities, {with_indices ? input.rows : 0, samples}, ring::ScalarType::Long);
+  Tensor values = iecl_fast::make(similarities, {input.rows, samples}, ring::ScalarType::Float);
+  Tensor indices = iecl_fast::make(similarities, {with_indices ? input.rows : 0, samples}, ring::ScalarType::Long);
   Tensor workspace = make_workspace(similarities, ring::draw_workspace_bytes(input.rows, range, splits));
-  ring::draw(input, boundaries, range, excluded, numbers, samples, splits, ring::data<float>(values),
-             with_indices ? ring::data<int64_t>(indices) : nullptr, workspace.mutable_data_ptr(),
+  ring::draw(input, boundaries, range, excluded, numbers, samples, splits, iecl_fast::data<float>(values),
+             with_indices ? iecl_fast::data<int64_t>(indices) : nullptr, workspace.mutable_data_ptr(),
              current_stream(similarities));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   return {values, indices};
@@ -106,13 +106,13 @@ Tensor ring_sample_query_gradient(const Tensor& gradient, const Tensor& indices,
   // Of keys whose channels lie apart each number gathered takes a sector of memory; a copy pays for itself soon.
   const bool copies = keys.dim() == 2 && keys.stride(1) != 1 && 4 * rows * samples > keys.size(0);
   const Tensor gathered = copies ? torch::stable::contiguous(keys) : keys;
-  const auto matrix = ring::matrix_of(gathered, keys, "keys");
-  Tensor result = ring::make(keys, {rows, matrix.columns}, ring::ScalarType::Float);
+  const auto matrix = ring::matrix_beside(gathered, keys, "keys");
+  Tensor result = iecl_fast::make(keys, {rows, matrix.columns}, ring::ScalarType::Float);
   Tensor workspace = make_workspace(keys, ring::query_gradient_workspace_bytes(rows, samples, matrix.columns));
   ring::sample_query_gradient(
       ring::elements<float>(gradient, keys, ring::ScalarType::Float, rows * samples, "gradient"),
       ring::elements<int64_t>(indices, keys, ring::ScalarType::Long, rows * samples, "indices"), rows, samples, matrix,
-      ring::data<float>(result), workspace.mutable_data_ptr(), current_stream(keys));
+      iecl_fast::data<float>(result), workspace.mutable_data_ptr(), current_stream(keys));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   return result;
 }
@@ -120,15 +120,15 @@ Tensor ring_sample_query_gradient(const Tensor& gradient, const Tensor& indices,
 Tensor ring_sample_keys_gradient(const Tensor& gradient, const Tensor& indices, const Tensor& query, int64_t num_keys) {
   const torch::stable::accelerator::DeviceGuard guard(query.get_device_index());
   STD_TORCH_CHECK(indices.dim() == 2, "indices have to be a matrix");
-  const auto matrix = ring::matrix_of(query, query, "query");
+  const auto matrix = ring::matrix_beside(query, query, "query");
   const int64_t samples = indices.size(1), count = matrix.rows * samples;
   const float* weights = ring::elements<float>(gradient, query, ring::ScalarType::Float, count, "gradient");
   ring::elements<int64_t>(indices, query, ring::ScalarType::Long, count, "indices");
   const auto [sorted, order] = ring::stable_sort(torch::stable::flatten(indices));
-  Tensor result = ring::make(query, {num_keys, matrix.columns}, ring::ScalarType::Float);
+  Tensor result = iecl_fast::make(query, {num_keys, matrix.columns}, ring::ScalarType::Float);
   ring::sample_keys_gradient(weights, static_cast<const int64_t*>(sorted.const_data_ptr()),
                              static_cast<const int64_t*>(order.const_data_ptr()), samples, matrix, num_keys,
-                             ring::data<float>(result), current_stream(query));
+                             iecl_fast::data<float>(result), current_stream(query));
   STD_CUDA_KERNEL_LAUNCH_CHECK();
   return result;
 }

@@ -11,20 +11,12 @@
 #include <vector>
 
 #include "ring/gpu.h"
+#include "tensors.h"
 
 namespace iecl_fast::ring::gpu {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-inline Tensor make(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType dtype) {
-  return torch::stable::new_empty(like, torch::headeronly::IntHeaderOnlyArrayRef(shape.begin(), shape.size()), dtype);
-}
-
-template <class T>
-T* data(Tensor& tensor) {
-  return static_cast<T*>(tensor.mutable_data_ptr());
-}
 
 // The elements of a tensor that has to be contiguous, of that type and that size, on the same device as `like`.
 template <class T>
@@ -84,18 +76,10 @@ inline int64_t checked_splits(const Similarities& similarities) {
   return splits;
 }
 
-inline Matrix matrix_of(const Tensor& tensor, const Tensor& like, const char* name) {
+inline Matrix matrix_beside(const Tensor& tensor, const Tensor& like, const char* name) {
   STD_TORCH_CHECK(tensor.dim() == 2 && tensor.device() == like.device(), name,
                   " has to be a matrix on the same device");
-  Dtype dtype = Dtype::kFloat32;
-  if (tensor.scalar_type() == ScalarType::Half) {
-    dtype = Dtype::kFloat16;
-  } else if (tensor.scalar_type() == ScalarType::BFloat16) {
-    dtype = Dtype::kBFloat16;
-  } else {
-    STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Float, name, " has to be float32, float16 or bfloat16");
-  }
-  return {tensor.const_data_ptr(), dtype, tensor.size(0), tensor.size(1), tensor.stride(0), tensor.stride(1)};
+  return iecl_fast::matrix_of(tensor, name);
 }
 
 // Ascending, equal ones in the order in which they came; and where each was before.

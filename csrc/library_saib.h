@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "saib/saib.h"
+#include "tensors.h"
 
 namespace iecl_fast::saib {
 
@@ -23,8 +24,6 @@ inline const float* floats(const Tensor& tensor, int64_t count, const char* name
   STD_TORCH_CHECK(tensor.is_contiguous() && tensor.numel() == count, name, " has the wrong layout or size");
   return static_cast<const float*>(tensor.const_data_ptr());
 }
-
-inline float* mutable_floats(Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
 
 inline Patches patches_of(const Tensor& image, int64_t size, bool channels_are_batch, int64_t begin, int64_t end) {
   check_floats(image, 4, "image");
@@ -48,7 +47,7 @@ inline Tensor gather(const Tensor& image, const std::optional<Tensor>& position,
   Tensor features = channels_are_batch ? torch::stable::new_empty(image, {channels, positions})
                                        : torch::stable::new_empty(image, {positions, channels});
   gather_cpu(patches, static_cast<const float*>(image.const_data_ptr()), position_of(position, patches), begin, end,
-             mutable_floats(features), parallel);
+             data<float>(features), parallel);
   return features;
 }
 
@@ -61,7 +60,7 @@ inline void scatter(const Tensor& image, const std::optional<Tensor>& position, 
                   "result has another shape than image");
   const int64_t count = (end - begin) * patches.band_positions() * patches.feature_channels();
   scatter_cpu(patches, static_cast<const float*>(image.const_data_ptr()), position_of(position, patches),
-              floats(features, count, "features"), begin, end, of_result, mutable_floats(result), parallel);
+              floats(features, count, "features"), begin, end, of_result, data<float>(result), parallel);
 }
 
 inline Grid grid_of(const Tensor& features, int64_t frequency, int64_t begin, int64_t end) {
@@ -82,14 +81,14 @@ template <class Forwards>
 void tiles_of(const Tensor& pixels, int64_t frequency, int64_t begin, int64_t end, Tensor& tiles, const Forwards& run) {
   const Grid grid = grid_of(pixels, frequency, begin, end);
   floats(tiles, tile_floats(grid, begin, end), "tiles");
-  run(grid, static_cast<const float*>(pixels.const_data_ptr()), int(frequency), begin, end, mutable_floats(tiles));
+  run(grid, static_cast<const float*>(pixels.const_data_ptr()), int(frequency), begin, end, data<float>(tiles));
 }
 
 inline void add_tiles(const Tensor& tiles, int64_t frequency, int64_t begin, int64_t end, bool relu, Tensor& results,
                       ParallelFor parallel) {
   const Grid grid = grid_of(results, frequency, begin, end);
   add_to_results_cpu(grid, floats(tiles, tile_floats(grid, begin, end), "tiles"), int(frequency), begin, end, relu,
-                     mutable_floats(results), parallel);
+                     data<float>(results), parallel);
 }
 
 }  // namespace iecl_fast::saib

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "spectral/spectral.h"
+#include "tensors.h"
 
 namespace iecl_fast::spectral {
 
@@ -17,14 +18,7 @@ using torch::stable::Tensor;
 // A weight (rows, ...), contiguous or channels-last.
 inline Layer layer_of(const Tensor& weight) {
   STD_TORCH_CHECK(weight.dim() >= 2, "a weight has to have two dimensions or more");
-  Layer layer{weight.const_data_ptr(), Dtype::kFloat32, weight.size(0)};
-  if (weight.scalar_type() == ScalarType::Half) {
-    layer.dtype = Dtype::kFloat16;
-  } else if (weight.scalar_type() == ScalarType::BFloat16) {
-    layer.dtype = Dtype::kBFloat16;
-  } else {
-    STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Float, "a weight has to be float32, float16 or bfloat16");
-  }
+  Layer layer{weight.const_data_ptr(), dtype_of(weight, "a weight"), weight.size(0)};
   layer.columns = layer.channels = layer.rows == 0 ? 0 : weight.numel() / layer.rows;
   STD_TORCH_CHECK(layer.columns < (int64_t{1} << 32), "a row of a weight has more than 2^32 elements");
   if (weight.is_contiguous()) return layer;

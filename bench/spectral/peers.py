@@ -86,13 +86,14 @@ def copy_of(count: int, device: str = "cpu") -> Callable[[], Tensor]:
     return lambda: target.copy_(source)
 
 
-def with_gradient(weights: Callable[[], list[Tensor]]) -> Callable[[], None]:
+def with_gradient(weights: Callable[[], list[Tensor]]) -> Callable[[], list[Tensor]]:
     """Forward and backward, with a gradient for every weight."""
 
-    def run() -> None:
+    def run() -> list[Tensor]:
         with torch.enable_grad():
             normalised = weights.with_graph()
         torch.autograd.backward(normalised, [weight.detach() for weight in normalised])
+        return normalised
 
     return run
 

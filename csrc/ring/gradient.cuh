@@ -12,9 +12,9 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "device.h"
+#include "floats.cuh"
 #include "matrix.h"
 #include "ring/order.cuh"
 
@@ -25,17 +25,6 @@ constexpr int kGradientWarps = kGradientThreads / 32;
 constexpr int kLaneChannels = 4;
 constexpr int kWarpChannels = 32 * kLaneChannels;
 constexpr int64_t kSplitSamples = 1024;  // of a block
-
-template <class T>
-__device__ __forceinline__ float to_float(T value) {
-  if constexpr (std::is_same_v<T, float>) {
-    return value;
-  } else if constexpr (std::is_same_v<T, __half>) {
-    return __half2float(value);
-  } else {
-    return __bfloat162float(value);
-  }
-}
 
 // Rows of a matrix, four channels at a time for each lane.
 template <class T>

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "device.h"
+#include "floats.cuh"
 #include "matrix.h"
 
 namespace iecl_fast::spectral::gpu {
@@ -56,28 +57,6 @@ struct Table {
   float* products;    // W v and the parts of W^T (W v) of all layers
   double* squares;    // of the parts' sums, for each slab
 };
-
-template <class T>
-__device__ __forceinline__ float to_float(T value) {
-  if constexpr (sizeof(T) == 4) {
-    return value;
-  } else if constexpr (std::is_same_v<T, __half>) {
-    return __half2float(value);
-  } else {
-    return __bfloat162float(value);
-  }
-}
-
-template <class T>
-__device__ __forceinline__ T from_float(float value) {
-  if constexpr (sizeof(T) == 4) {
-    return value;
-  } else if constexpr (std::is_same_v<T, __half>) {
-    return __float2half_rn(value);
-  } else {
-    return __float2bfloat16_rn(value);
-  }
-}
 
 // Where the v of a column in memory lies, see Layer::channels.
 __device__ __forceinline__ int64_t v_index(const Entry& entry, int64_t column) {

@@ -36,20 +36,27 @@ def describe() -> dict[str, str]:
     }
 
 
-@cache
-def selection_kernels():
-    """The kernels of which there are two kinds (plans.Kernels), from the CUDA library if it is there."""
+def triton_kernels():
+    """The kernels of which there are two kinds (plans.Kernels), those of Triton."""
     from iecl_fast.ring import plans, triton_gradients, triton_select
 
+    return plans.Kernels(
+        triton_select.select,
+        triton_select.select_candidates,
+        triton_select.compact,
+        triton_select.draw,
+        triton_gradients.sample_query_gradient,
+        triton_gradients.sample_keys_gradient,
+    )
+
+
+@cache
+def selection_kernels():
+    """The same, from the CUDA library if it is there."""
+    from iecl_fast.ring import plans
+
     if library_missing() is not None:
-        return plans.Kernels(
-            triton_select.select,
-            triton_select.select_candidates,
-            triton_select.compact,
-            triton_select.draw,
-            triton_gradients.sample_query_gradient,
-            triton_gradients.sample_keys_gradient,
-        )
+        return triton_kernels()
     return plans.Kernels(
         _kernels._ring_select,
         _kernels._ring_select_candidates,

@@ -3,6 +3,8 @@
 Nothing here waits for the device or allocates by what tensors hold, and the number of launches depends on shapes alone:
 everything captures into a CUDA graph.
 
+Plan B' (plan_recompute) forms the similarities anew in each pass.
+
 Plan C: write the similarities of some rows, find the ring's boundaries in them, read them again for what the ring's
 members are wanted for. All passes read the same written numbers, so they agree on who is a member whatever rounded
 them. Rows go in chunks, so the buffer stays bounded however long the queue is.
@@ -17,8 +19,6 @@ from torch import Tensor
 from iecl_fast.ring import plan_recompute, tiles, triton_gradients, triton_info_nce, triton_select
 
 BUFFER_BYTES = 256 * 2**20  # of what exists for the rows of a chunk; of one row's at least
-
-
 # Similarities of all rows that plan C may write; what would be more is formed anew.
 WRITTEN_BYTES = 256 * 2**20
 

@@ -131,13 +131,20 @@ def finite_or_zero(values):
 
 
 @triton.jit
+def load_excluded(exclude, rows, mask, HAS_EXCLUDE: tl.constexpr):
+    """The key that each row excludes, -1 for none."""
+    excluded = tl.full(rows.shape, -1, tl.int32)
+    if HAS_EXCLUDE:
+        excluded = tl.load(exclude + rows, mask=mask, other=-1).to(tl.int32)
+    return excluded
+
+
+@triton.jit
 def load_ring(thresholds, ties, exclude, rows, mask, HAS_EXCLUDE: tl.constexpr):
     """Both boundaries and the excluded key of some rows, as columns."""
     lower, lower_tie = load_boundary(thresholds, ties, rows.to(tl.int64) * 2, mask)
     upper, upper_tie = load_boundary(thresholds, ties, rows.to(tl.int64) * 2 + 1, mask)
-    excluded = tl.full(rows.shape, -1, tl.int32)
-    if HAS_EXCLUDE:
-        excluded = tl.load(exclude + rows, mask=mask, other=-1).to(tl.int32)
+    excluded = load_excluded(exclude, rows, mask, HAS_EXCLUDE)
     return lower[:, None], lower_tie[:, None], upper[:, None], upper_tie[:, None], excluded[:, None]
 
 

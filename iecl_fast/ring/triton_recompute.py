@@ -12,7 +12,7 @@ counts the members it weighed, and a row where the count is not the ring's size 
 import triton
 import triton.language as tl
 
-from iecl_fast.ring.triton_info_nce import LOG2_E, load_ring, rescale
+from iecl_fast.ring.triton_info_nce import LOG2_E, load_excluded, load_ring, rescale
 from iecl_fast.ring.triton_order import LOWEST_KEY, below, order_key
 
 
@@ -124,9 +124,7 @@ def _count_kernel(
     edge_1, tie_1 = load_edge(lower_thresholds, lower_ties, sample_keys, rows, 1, row_mask)
     edge_2, tie_2 = load_edge(upper_thresholds, upper_ties, sample_keys, rows, 0, row_mask)
     edge_3, tie_3 = load_edge(upper_thresholds, upper_ties, sample_keys, rows, 1, row_mask)
-    excluded = tl.full([ROWS], -1, tl.int32)
-    if HAS_EXCLUDE:
-        excluded = tl.load(exclude + rows, mask=row_mask, other=-1).to(tl.int32)
+    excluded = load_excluded(exclude, rows, row_mask, HAS_EXCLUDE)
     count_0 = tl.zeros([ROWS], tl.int32)
     count_1 = tl.zeros([ROWS], tl.int32)
     count_2 = tl.zeros([ROWS], tl.int32)
@@ -250,9 +248,7 @@ def _collect_kernel(
     edge_1, tie_1 = load_edge(lower_thresholds, lower_ties, sample_keys, rows, 1, row_mask)
     edge_2, tie_2 = load_edge(upper_thresholds, upper_ties, sample_keys, rows, 0, row_mask)
     edge_3, tie_3 = load_edge(upper_thresholds, upper_ties, sample_keys, rows, 1, row_mask)
-    excluded = tl.full([ROWS], -1, tl.int32)
-    if HAS_EXCLUDE:
-        excluded = tl.load(exclude + rows, mask=row_mask, other=-1).to(tl.int32)
+    excluded = load_excluded(exclude, rows, row_mask, HAS_EXCLUDE)
     row_begin = rows.to(tl.int64)[:, None] * capacity
     offset = tl.load(offsets + split.to(tl.int64) * num_rows + rows, mask=row_mask, other=0)
     begin = split * split_tiles * KEYS

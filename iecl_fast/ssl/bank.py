@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from iecl_fast.memory import MemoryBank, gather_rows
 from iecl_fast.ring import ring_sample
+from iecl_fast.ssl.encoders import check_counts
 
 LOSSES = ("softmax", "nce")
 NORMALIZER_MOMENTUM = 0.9
@@ -45,8 +46,7 @@ class BankContrast(nn.Module):
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        check_counts(num_samples=num_samples)
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
         self.bank = MemoryBank(num_images, dim, momentum)

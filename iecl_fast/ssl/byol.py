@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from iecl_fast.ssl.encoders import MLP, Encoder, normalize_rows
-from iecl_fast.ssl.method import Method
+from iecl_fast.ssl.encoders import MLP, Encoder, check_counts, normalize_rows
+from iecl_fast.ssl.method import Method, mean_losses
 from iecl_fast.ssl.momentum import MomentumEncoder
 
 
@@ -48,9 +48,7 @@ class BYOL(Method):
             saib_weight_decay=saib_weight_decay,
             jacobian_steps=jacobian_steps,
         )
-        for name, value in (("dim", dim), ("hidden_dim", hidden_dim)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_counts(dim=dim, hidden_dim=hidden_dim)
         self.set_encoder(Encoder(backbone, MLP(backbone.feature_dim, hidden_dim, dim)), spectral)
         self.predictor = MLP(dim, hidden_dim, dim)
         self.target_encoder = MomentumEncoder(self.encoder, momentum)
@@ -67,7 +65,7 @@ class BYOL(Method):
         """
         self.check_views(views)
         parts = [self._half(*half) for half in (views, views[::-1])]
-        return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+        return mean_losses(parts)
 
     def _half(self, online_images: Tensor, target_images: Tensor) -> dict[str, Tensor]:
         transformed = self.transform(target_images)

@@ -86,9 +86,14 @@ def build_backbone(
         raise ValueError(f"name must be one of {', '.join(BACKBONES)}, got {name!r}")
     if stem not in STEMS:
         raise ValueError(f"stem must be one of {', '.join(STEMS)}, got {stem!r}")
-    if width < 1:
-        raise ValueError(f"width must be at least 1, got {width}")
+    check_counts(width=width)
     return ResNetBackbone(*BACKBONES[name], stem=stem, width=width, in_channels=in_channels)
+
+
+def check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 class MLP(nn.Sequential):
@@ -126,9 +131,7 @@ class ProjectionHead(nn.Sequential):
         if kind not in HEADS:
             raise ValueError(f"kind must be one of {', '.join(HEADS)}, got {kind!r}")
         hidden = in_dim if hidden_dim is None else hidden_dim
-        for name, value in (("dim", dim), ("hidden_dim", hidden)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_counts(dim=dim, hidden_dim=hidden)
         if kind == "linear":
             super().__init__(nn.Linear(in_dim, dim))
         elif kind == "mlp":

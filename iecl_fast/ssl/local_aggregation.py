@@ -8,6 +8,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
 from iecl_fast.ring import ring_sample
+from iecl_fast.ssl.encoders import check_counts
 from iecl_fast.ssl.instance import InstanceDiscrimination
 
 IMAGES_PER_CLUSTER = 43  # the paper's 30000 clusters of ImageNet's 1281167 images
@@ -69,9 +70,7 @@ class LocalAggregation(InstanceDiscrimination):
             temperature=temperature,
             head=head,
         )
-        for name, value in (("num_neighbors", num_neighbors), ("num_clusterings", num_clusterings)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_counts(num_neighbors=num_neighbors, num_clusterings=num_clusterings)
         for name, value in (("warm_start", warm_start), ("recluster", recluster)):
             if not value >= 0:
                 raise ValueError(f"{name} must not be negative, got {value}")

@@ -1,6 +1,6 @@
 """What all methods with SAIB and spectral normalisation have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -185,3 +185,8 @@ class Method(nn.Module):
         error = measured.standard_error.square().mean().sqrt() / measured.standard_error.numel() ** 0.5
         self.jacobian.copy_(torch.stack([measured.without_scale.mean(), error]))
         self.jacobian_step.copy_(self.step)
+
+
+def mean_losses(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Of the halves of a symmetric loss, name by name."""
+    return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from iecl_fast.memory import MemoryQueue, gather_rows
 from iecl_fast.ring import RingSchedule, ring_info_nce
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
-from iecl_fast.ssl.method import Method
+from iecl_fast.ssl.method import Method, mean_losses
 from iecl_fast.ssl.momentum import MomentumEncoder
 
 
@@ -103,7 +103,7 @@ class MoCo(Method):
         parts, keys = zip(*(self._half(*half) for half in halves))
         if self.training:
             self._pending.extend(keys)  # not enqueued before both halves are done: no view meets itself
-        return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+        return mean_losses(parts)
 
     def _half(self, anchor_images: Tensor, query_images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The losses with one view as MoCo's query, IE-CL's anchor, and the keys of the other."""

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from iecl_fast.ssl.encoders import MLP, Encoder, normalize_rows
-from iecl_fast.ssl.method import Method
+from iecl_fast.ssl.encoders import MLP, Encoder, check_counts, normalize_rows
+from iecl_fast.ssl.method import Method, mean_losses
 
 
 class SimSiam(Method):
@@ -45,9 +45,7 @@ class SimSiam(Method):
             saib_weight_decay=saib_weight_decay,
             jacobian_steps=jacobian_steps,
         )
-        for name, value in (("dim", dim), ("hidden_dim", hidden_dim)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_counts(dim=dim, hidden_dim=hidden_dim)
         self.set_encoder(Encoder(backbone, MLP(backbone.feature_dim, dim, dim, dim, norm_output=True)), spectral)
         self.predictor = MLP(dim, hidden_dim, dim)
 
@@ -70,7 +68,7 @@ class SimSiam(Method):
             with self.transformed_view():
                 targets = [self.encoder(self.transform(view)) for view in views]
         parts = [self._half(projections[0], targets[1]), self._half(projections[1], targets[0])]
-        return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+        return mean_losses(parts)
 
     def _half(self, projections: Tensor, targets: Tensor) -> dict[str, Tensor]:
         predictions = normalize_rows(self.predictor(projections))

@@ -12,6 +12,7 @@ from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import dispatch, plans, reference
 from ring.cases import KINDS, layouts, query_and_keys
 from ring.interpreter import cpu_sample, serve_cpu_tensors, small_tiles  # noqa: F401
+from ring.loss_checks import check_finite, check_infinite_query, check_tied_keys
 
 DTYPES = (torch.float32, torch.float16)  # the interpreter's bfloat16 is not the GPU's
 RINGS = ((0, 100), (90, 99), (0, 50), (55, 100))
@@ -136,27 +137,13 @@ def test_gradients_of_samples(dtype, num_samples):
 @pytest.mark.parametrize("ring", [(0, 100), (90, 99)], ids=str)
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 def test_finite_at_any_temperature(ring, temperature, dtype, spread):
-    query, keys = query_and_keys("unit", 4, 500, 8, dtype)
-    keys[::7] *= spread
-    leaves = [query.requires_grad_(), query.detach().flip(0).requires_grad_(), keys.requires_grad_()]
-    loss = ring_info_nce(*leaves, lower=ring[0], upper=ring[1], temperature=temperature, reduction="none")
-    expected = reference.ring_info_nce(*(leaf.detach().double() for leaf in leaves), temperature, *ring)
-    torch.testing.assert_close(loss.detach().double(), expected, rtol=1e-5, atol=1e-3 * temperature)
-    for gradient in torch.autograd.grad(loss.sum(), leaves):
-        assert gradient.isfinite().all()
+    check_finite(ring, temperature, dtype, spread, n=4, k=500)
 
 
 @pytest.mark.parametrize("kind", ["constant", "ties", "sorted", "signed_zeros"])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_tied_keys(kind, ring):
-    query, keys = query_and_keys(kind, 4, 700, 5, torch.float32)
-    query.requires_grad_()
-    loss = ring_info_nce(query, torch.zeros_like(query), keys, lower=ring[0], upper=ring[1], temperature=2.0)
-    double = query.detach().double().requires_grad_()
-    expected = reference.ring_info_nce(double, torch.zeros_like(double), keys.double(), 2.0, *ring).mean()
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
-    gradients = torch.autograd.grad(loss, query)[0], torch.autograd.grad(expected, double)[0]
-    torch.testing.assert_close(gradients[0].double(), gradients[1], rtol=1e-5, atol=1e-7)
+    check_tied_keys(kind, ring, n=4, k=700)
 
 
 def test_infinite_and_nan_members():
@@ -178,18 +165,7 @@ def test_infinite_and_nan_members():
 
 
 def test_an_infinite_query_leaves_the_other_rows_alone():
-    query, keys = query_and_keys("unit", 20, 300, 24, torch.float32)
-    positive = query.roll(1, 0).clone()
-    query[5] = math.inf
-    query.requires_grad_(True)
-    losses = ring_info_nce(query, positive, keys, reduction="none")
-    others = torch.arange(20) != 5
-    losses[others].sum().backward()
-    alone = query.detach()[others].requires_grad_(True)
-    expected = ring_info_nce(alone, positive[others], keys, reduction="none")
-    expected.sum().backward()
-    torch.testing.assert_close(losses[others], expected)
-    torch.testing.assert_close(query.grad[others], alone.grad)
+    check_infinite_query(n=20, k=300)
 
 
 def test_a_nan_reaches_all_results_it_is_a_member_for():

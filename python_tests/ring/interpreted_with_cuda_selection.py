@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from iecl_fast.ring import dispatch, plan_recompute, plans, reference, triton_gradients, triton_select
+from iecl_fast.ring import dispatch, plan_recompute, plans, reference, triton_gradients
 from ring.cases import KINDS, query_and_keys
 from ring.interpreted_selection import all_ranks
 from ring.interpreter import cpu_sample, small_tiles  # noqa: F401
@@ -18,17 +18,6 @@ def cuda_selection(small_tiles):  # noqa: F811
     dispatch.selection_kernels.cache_clear()
     yield
     dispatch.selection_kernels.cache_clear()
-
-
-def in_triton():
-    return plans.Kernels(
-        triton_select.select,
-        triton_select.select_candidates,
-        triton_select.compact,
-        triton_select.draw,
-        triton_gradients.sample_query_gradient,
-        triton_gradients.sample_keys_gradient,
-    )
 
 
 def test_the_cuda_library_is_used_where_it_is():
@@ -48,7 +37,7 @@ def test_four_backends_select_the_same(kind):
             ranks = all_ranks(*ring, 700, own)
             expected = cpu_sample(query, keys, *ring, own)[1]
             assert torch.equal(expected, reference.ring_sample(query, keys, *ring, own)[1])
-            for kernels in (dispatch.selection_kernels(), in_triton()):
+            for kernels in (dispatch.selection_kernels(), dispatch.triton_kernels()):
                 assert torch.equal(plans.sample(query, keys, ranks, own, None, True, kernels)[1], expected)
 
 
@@ -63,7 +52,9 @@ def test_losses_and_gradients_are_the_same_bits(monkeypatch, plan, kind):
     for exclude in (None, torch.tensor([0, -1, 899])):
         ranks = all_ranks(80, 95, 900, exclude)
         operands = (query, query.flip(0), keys, torch.tensor(0.5), ranks, exclude, True)
-        results = [plans.info_nce(*operands, kernels) for kernels in (dispatch.selection_kernels(), in_triton())]
+        results = [
+            plans.info_nce(*operands, kernels) for kernels in (dispatch.selection_kernels(), dispatch.triton_kernels())
+        ]
         for result, expected in zip(*results):
             assert torch.equal(result.nan_to_num(7), expected.nan_to_num(7))
 
@@ -75,7 +66,7 @@ def test_draws_and_their_gradients(dtype):
     uniform = torch.rand(3, 40, dtype=torch.float64)
     drawn = [
         plans.sample(query, keys, ranks, None, uniform, True, kernels)
-        for kernels in (dispatch.selection_kernels(), in_triton())
+        for kernels in (dispatch.selection_kernels(), dispatch.triton_kernels())
     ]
     assert all(map(torch.equal, *drawn))
     gradient, indices = torch.randint(-3, 4, (3, 40)).float(), drawn[0][1]

@@ -3,7 +3,7 @@
 import torch
 from ahead_of_time import Call, recorded_calls
 
-from iecl_fast.ring import plans, triton_gradients, triton_info_nce, triton_select
+from iecl_fast.ring import dispatch, plans, triton_info_nce
 
 N, K = 256, 65536
 CHANNELS = (128, 256)  # one for each size of tile
@@ -12,14 +12,7 @@ RANKS = [58983, 64881, 58982, 64880]
 
 def launch_plans(monkeypatch, dtype, channels, key_major=True, exclude=None, with_gradient=True):
     """Both plans of the loss, the keys' gradient, samples and their gradients, with selection in Triton."""
-    kernels = plans.Kernels(
-        triton_select.select,
-        triton_select.select_candidates,
-        triton_select.compact,
-        triton_select.draw,
-        triton_gradients.sample_query_gradient,
-        triton_gradients.sample_keys_gradient,
-    )
+    kernels = dispatch.triton_kernels()
     query = torch.empty(N, channels, dtype=dtype)
     keys = torch.empty(K, channels, dtype=dtype) if key_major else torch.empty(channels, K, dtype=dtype).T
     temperature = torch.tensor(0.07, dtype=torch.float64)

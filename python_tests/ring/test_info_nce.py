@@ -11,6 +11,7 @@ from accuracy import assert_as_accurate
 from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import reference
 from ring.cases import DTYPES, layouts, query_and_keys
+from ring.loss_checks import check_finite, check_infinite_query, check_tied_keys
 
 RINGS = ((0, 100), (90, 99), (0, 50), (20, 21), (55, 100))
 
@@ -107,15 +108,7 @@ def test_layouts_agree():
 @pytest.mark.parametrize("ring", [(0, 100), (90, 99)], ids=str)
 @pytest.mark.parametrize("spread", [1.0, 30.0])
 def test_finite_at_any_temperature(ring, temperature, dtype, spread):
-    """Also with keys that are no unit rows: similarities of +-100 make exp(1e5) of a temperature of 1e-3."""
-    query, keys = query_and_keys("unit", 6, 5000, 8, dtype)
-    keys[::7] *= spread
-    leaves = [query.requires_grad_(), query.detach().flip(0).requires_grad_(), keys.requires_grad_()]
-    loss = ring_info_nce(*leaves, lower=ring[0], upper=ring[1], temperature=temperature, reduction="none")
-    expected = reference.ring_info_nce(*(leaf.detach().double() for leaf in leaves), temperature, *ring)
-    torch.testing.assert_close(loss.detach().double(), expected, rtol=1e-5, atol=1e-3 * temperature)
-    for gradient in torch.autograd.grad(loss.sum(), leaves):
-        assert gradient.isfinite().all()
+    check_finite(ring, temperature, dtype, spread, n=6, k=5000)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -145,32 +138,13 @@ def test_infinite_and_nan_members():
 
 
 def test_an_infinite_query_leaves_the_other_rows_alone():
-    query, keys = query_and_keys("unit", 150, 3000, 24, torch.float32)
-    positive = query.roll(1, 0).clone()
-    query[5] = math.inf
-    query.requires_grad_(True)
-    losses = ring_info_nce(query, positive, keys, reduction="none")
-    others = torch.arange(150) != 5
-    losses[others].sum().backward()
-    alone = query.detach()[others].requires_grad_(True)
-    expected = ring_info_nce(alone, positive[others], keys, reduction="none")
-    expected.sum().backward()
-    torch.testing.assert_close(losses[others], expected)
-    torch.testing.assert_close(query.grad[others], alone.grad)
+    check_infinite_query(n=150, k=3000)
 
 
 @pytest.mark.parametrize("kind", ["constant", "ties", "sorted", "signed_zeros"])
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_tied_keys(kind, ring):
-    """Which of many equal keys are members matters: they are different vectors."""
-    query, keys = query_and_keys(kind, 6, 8000, 5, torch.float32)
-    query.requires_grad_()
-    loss = ring_info_nce(query, torch.zeros_like(query), keys, lower=ring[0], upper=ring[1], temperature=2.0)
-    double = query.detach().double().requires_grad_()
-    expected = reference.ring_info_nce(double, torch.zeros_like(double), keys.double(), 2.0, *ring).mean()
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
-    gradients = torch.autograd.grad(loss, query)[0], torch.autograd.grad(expected, double)[0]
-    torch.testing.assert_close(gradients[0].double(), gradients[1], rtol=1e-5, atol=1e-7)
+    check_tied_keys(kind, ring, n=6, k=8000)
 
 
 def hashed_sample(num_keys, size):
