@@ -1,0 +1,49 @@
+"""``iecl-fast sweep``."""
+
+from iecl_fast.commands.words import Parser, check_torchvision, given
+from iecl_fast.engine.errors import RunError, UsageError
+
+DESCRIPTION = """\
+Train several recipes with several seeds, one after the other, and print mean and deviation of what they reach.
+"""
+
+EXAMPLES = """\
+examples:
+  iecl-fast sweep digits digits_moco --seeds 3
+  iecl-fast sweep iecl_cifar10 mine.yaml --seeds 3 --output runs/comparison data.limit=10000 trainer.epochs=20
+
+The runs lie in OUTPUT/<recipe>/seed<number>. Called again it goes on where it was stopped, and what is finished is only
+read; nothing is overwritten. Beside them: summary.json, and curves.png with a curve for each recipe.
+"""
+
+
+def parser():
+    command = Parser(prog="iecl-fast sweep", description=DESCRIPTION, epilog=EXAMPLES)
+    command.add_argument("configs", nargs="+", metavar="CONFIG", help="recipes, YAML files; key.sub=value is for all")
+    command.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each recipe (default: 1)")
+    command.add_argument("--data", metavar="NAME|FOLDER", help="data.name")
+    command.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
+    command.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
+    command.add_argument("--output", default="runs/sweep", metavar="DIR", help="folder (default: runs/sweep)")
+    return command
+
+
+def run(arguments):
+    check_torchvision()
+    from iecl_fast.engine.config import parse_override
+    from iecl_fast.engine.sweep import format_table, sweep
+
+    overrides = [text for text in arguments.configs if "=" in text]
+    names = [text for text in arguments.configs if "=" not in text]
+    if not names:
+        raise UsageError("name at least one recipe or YAML file")
+    named = {
+        "data": {"name": arguments.data},
+        "trainer": {"epochs": arguments.epochs, "batch_size": arguments.batch_size},
+    }
+    layers = [given(named), *map(parse_override, overrides)]
+    results, failures = sweep(names, seeds=arguments.seeds, output=arguments.output, layers=layers)
+    print(format_table(results))
+    print(f"\nEverything is in {arguments.output}")
+    if failures:
+        raise RunError("\n".join([f"{len(failures)} runs failed:", *failures]))
