@@ -9,6 +9,7 @@ from iecl_fast.data.datasets import (
     dataset_info,
     default_root,
 )
+from iecl_fast.data.readable import Readable
 from iecl_fast.data.views import (
     GaussianBlur,
     ViewsDataset,
@@ -22,6 +23,7 @@ __all__ = [
     "DatasetInfo",
     "GaussianBlur",
     "LabelledImages",
+    "Readable",
     "ViewsDataset",
     "balanced_rows",
     "build_dataset",

@@ -20,6 +20,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, pil_loader
 SPLITS = ("pretrain", "train", "test")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PHOTO_CROP_RATIO = 224 / 256
+READ_AT_MOST = 100
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ def load_image(path: str) -> Image.Image:
     """An RGB image. What is wrong with one is said together with its path, which Pillow does not always do."""
     try:
         return pil_loader(path)
-    except (OSError, SyntaxError) as error:
-        raise OSError(f"{path}: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # a decoder that meets damaged bytes may raise anything
+        raise OSError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
 
 
 class ClassFolders(datasets.ImageFolder):
@@ -201,7 +204,7 @@ def dataset_info(name: str, *, root: str | os.PathLike | None = None) -> Dataset
         return DATASETS[name]
     tree = _tree(name, default_root() if root is None else Path(root).expanduser())
     source = _folder_source(tree, "train")
-    side = min(source[0][0].size)
+    side = min(_size_of_first(source))
     small = side <= 128
     return DatasetInfo(
         num_classes=len(source.classes),
@@ -211,6 +214,16 @@ def dataset_info(name: str, *, root: str | os.PathLike | None = None) -> Dataset
         crop_ratio=1.0 if small else PHOTO_CROP_RATIO,
         views={"blur": 0.0} if side < 64 else {},
     )
+
+
+def _size_of_first(source: ClassFolders) -> tuple[int, int]:
+    """Of the first image that can be read, within reason: a whole folder of others is not looked through."""
+    for row in range(min(len(source), READ_AT_MOST)):
+        try:
+            return source[row][0].size
+        except OSError as error:
+            fault = error
+    raise fault
 
 
 def balanced_rows(labels: Tensor, limit: int) -> Tensor:

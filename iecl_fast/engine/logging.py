@@ -3,12 +3,15 @@
 import csv
 import sys
 import time
+from contextlib import nullcontext, suppress
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from iecl_fast.engine.checkpoint import whole_file
+from iecl_fast.engine.checkpoint import naming, whole_file
 from iecl_fast.engine.errors import UsageError
+
+COUNTS = ("unreadable_images", "skipped_steps")  # columns of what a run went past, the last ones
 
 
 class MetricsFile:
@@ -20,11 +23,12 @@ class MetricsFile:
     Args:
         path: the file.
         last_step: of the checkpoint from which the run goes on; 0 for a new run.
+        added: dict from the columns that an older version did not write, the last ones, to their value in its rows.
     """
 
-    def __init__(self, path, last_step=0):
+    def __init__(self, path, last_step=0, added=None):
         try:
-            lines = _whole_lines(path) if path.exists() else []
+            lines = _with_columns(_whole_lines(path) if path.exists() else [], added or {})
             kept = lines[:1] + [line for line in lines[1:] if int(line.partition(",")[0]) <= last_step]
             _numbers(kept)  # the curves are drawn from them: a run must not find out at its end that they cannot be
         except (ValueError, TypeError):
@@ -47,7 +51,8 @@ class MetricsFile:
         if list(row) != self._columns:
             raise ValueError(f"the columns of {self._file.name} are {self._columns}, a row has {list(row)}")
         writer.writerow(row.values())
-        self._file.flush()
+        with naming(self._file.name):
+            self._file.flush()
 
     def close(self):
         self._file.close()
@@ -69,6 +74,14 @@ def _numbers(lines):
     ]
 
 
+def _with_columns(lines, added):
+    """Lines whose header lacks the added columns, with these."""
+    if not lines or set(added) <= set(lines[0].rstrip("\n").split(",")):
+        return lines
+    ends = [",".join(added), *[",".join(map(str, added.values()))] * (len(lines) - 1)]
+    return [line.rstrip("\n") + f",{end}\n" for line, end in zip(lines, ends)]
+
+
 def _whole_lines(path):
     with open(path, newline="") as file:
         return [line for line in file if line.endswith("\n")]
@@ -85,7 +98,7 @@ class RunLog:
     """
 
     def __init__(self, folder, *, step, total_steps, images_per_step, progress):
-        self._metrics = MetricsFile(folder.metrics, last_step=step)
+        self._metrics = MetricsFile(folder.metrics, last_step=step, added=dict.fromkeys(COUNTS, 0))
         self._tensorboard = SummaryWriter(folder.tensorboard, purge_step=step + 1)
         self._images_per_step = images_per_step
         self._written_step, self._written_at = step, time.perf_counter()
@@ -126,7 +139,12 @@ class RunLog:
         """Give TensorBoard a picture (3, H, W) in 0..1."""
         self._tensorboard.add_image(name, picture, step)
 
-    def close(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
         self._bar.close()
-        self._metrics.close()
-        self._tensorboard.close()
+        # On a full disk closing fails once more, and would hide what came first.
+        with suppress(OSError) if kind is not None else nullcontext():
+            self._metrics.close()
+            self._tensorboard.close()

@@ -6,7 +6,8 @@ from iecl_fast.engine import build
 from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import differences
 from iecl_fast.engine.environment import record_environment
-from iecl_fast.engine.errors import Interrupted, UsageError
+from iecl_fast.engine.errors import Interrupted, RunError, UsageError
+from iecl_fast.engine.faults import lost_workers
 from iecl_fast.engine.folder import RunFolder, default_output
 from iecl_fast.engine.launch import launch_fabric, on_rank_zero
 from iecl_fast.engine.loop import Loop
@@ -26,7 +27,8 @@ def pretrain(config, resume=None):
 
     Raises:
         UsageError: the folder is in the way, the configuration is not the saved one, a part refuses its options.
-        RunError: the loss is no number any more, an image cannot be read.
+        RunError: the loss is no number any more, images cannot be read, a process that loads them has ended, the disk
+            is full. The last checkpoint is as it was.
         Interrupted: SIGINT or SIGTERM came; a checkpoint is written.
     """
     with build.threads(config.trainer), StopSignals() as signals:
@@ -38,12 +40,16 @@ def pretrain(config, resume=None):
         run = Run(config, fabric, folder)  # nothing is written before all parts are there
         on_rank_zero(fabric, lambda: _prepare_folder(folder, config, fabric))
         try:
-            run.restore_or_begin()
-            Loop(run, signals).train()
-            return folder, run.finish()
+            with lost_workers():
+                run.restore_or_begin()
+                Loop(run, signals).train()
+                return folder, run.finish()
         except Interrupted as error:
-            message = f"{error}; go on with: iecl-fast pretrain --resume {folder.path}"
-            raise Interrupted(error.signal_number, message) from None
+            raise Interrupted(error.signal_number, f"{error}; {run.how_to_go_on()}") from None
+        except RunError as error:
+            raise RunError(f"{error}; {run.how_to_go_on()}") from None
+        except OSError as error:
+            raise RunError(f"{error.filename}: {error.strerror or error}; {run.how_to_go_on()}") from None
 
 
 def _find_folder(config, resume):
@@ -61,6 +67,6 @@ def _find_folder(config, resume):
 def _prepare_folder(folder, config, fabric):
     """Make a new run's folder with its configuration in it; note in either case what the run runs on."""
     if not folder.config.exists():
-        folder.make()
-        folder.write_config(config.to_dict())
+        folder.make(config.to_dict())
+    folder.prepare()
     record_environment(folder.environment, fabric)

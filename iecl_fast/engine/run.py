@@ -7,11 +7,14 @@ from pathlib import Path
 import torch
 import torchvision
 
+from iecl_fast import __version__
+from iecl_fast.data import Readable
 from iecl_fast.engine import build
 from iecl_fast.engine.batches import EpochBatches
 from iecl_fast.engine.checkpoint import get_rng_state, load_checkpoint, load_part, save_checkpoint, set_rng_state
 from iecl_fast.engine.curves import draw_curves
 from iecl_fast.engine.errors import UsageError
+from iecl_fast.engine.faults import Faults
 from iecl_fast.engine.folder import write_json
 from iecl_fast.engine.pictures import QueryViews, draw_views
 from iecl_fast.evaluate.protocols import PROTOCOLS, measure
@@ -58,6 +61,8 @@ class Run:
         # These two are the same modules and tensors, with precision and DDP around them.
         self.wrapped_method, self.wrapped_optimizer = fabric.setup(self.method, self.optimizer)
         self.untrained = None
+        self.faults = Faults(fabric, max_unreadable=config.data.max_unreadable, max_skipped=trainer.max_skipped)
+        self.saved_step = None
         self.query_views = self._query_views()
 
     def _images_per_pass(self):
@@ -81,7 +86,7 @@ class Run:
         if saib is None or not self.fabric.is_global_zero:
             return None
         return QueryViews(
-            self.views,
+            Readable(self.views, self.config.data.max_unreadable),
             batch_size=self._images_per_pass(),
             whole_batch=saib.channels == "batch",
             mean=self.config.views["mean"],
@@ -111,10 +116,12 @@ class Run:
             )
         load_part(self.method, state["method"], self.folder.checkpoint)
         load_part(self.optimizer, state["optimizer"], self.folder.checkpoint)
-        self.fabric.strategy.precision.load_state_dict(state["precision"])
+        load_part(self.fabric.strategy.precision, state["precision"], self.folder.checkpoint)
         self.step = state["step"]
         self.seconds_before = state["seconds"]
         self.untrained = state["untrained"]
+        self.faults.load_state_dict(state["faults"])
+        self.saved_step = self.step
         if self.fabric.global_rank < len(state["rng"]):
             set_rng_state(state["rng"][self.fabric.global_rank], self.fabric.device)
 
@@ -135,11 +142,22 @@ class Run:
                 "samples": len(self.views),
                 "seconds": self._seconds(),
                 "untrained": self.untrained,
+                "faults": self.faults.state_dict(),
                 "rng": rng,
-                "versions": {"torch": str(torch.__version__), "torchvision": torchvision.__version__},
+                "versions": {
+                    "iecl_fast": __version__,
+                    "torch": str(torch.__version__),
+                    "torchvision": torchvision.__version__,
+                },
             }
             save_checkpoint(self.folder.checkpoint, state)
         self.fabric.barrier()
+        self.saved_step = self.step
+
+    def how_to_go_on(self):
+        """What a user can do when the run has stopped."""
+        kept = "" if self.saved_step is None else f"the checkpoint of step {self.saved_step} is kept, "
+        return f"{kept}go on with: iecl-fast pretrain --resume {self.folder.path}"
 
     def finish(self):
         """Measure the trained encoder and write result.json and curves.png. Returns the result."""
@@ -153,6 +171,7 @@ class Run:
             "steps": self.step,
             **trained,
             **{f"{name}_untrained": value for name, value in self.untrained.items() if "_top" in name},
+            **self.faults.counts(),
             "seconds": self._seconds(),
         }
         if self.fabric.is_global_zero:
@@ -179,6 +198,7 @@ class Run:
             fabric=self.fabric,
             workers=self.config.data.workers,
             probe_views=self.probe_views,
+            faults=self.faults,
         )
 
     def batches(self, epoch, start):

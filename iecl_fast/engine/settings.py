@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from iecl_fast.engine.schema import Range
 
-Positive = Annotated[int, Range(minimum=1)]
+MOST = 2**31 - 1  # of what is counted: more than any machine has, and it fits every C integer on the way
+Positive = Annotated[int, Range(minimum=1, maximum=MOST)]
 Threads = Annotated[int, Range(minimum=1, maximum=1024)]  # OpenMP ends the process when it cannot start them
-Count = Annotated[int, Range(minimum=0)]
+Workers = Annotated[int, Range(minimum=0, maximum=1024)]
+Count = Annotated[int, Range(minimum=0, maximum=MOST)]
 Seed = Annotated[int, Range(minimum=0, maximum=2**32 - 1)]
 Amount = Annotated[float, Range(minimum=0)]
 Percentile = Annotated[float, Range(minimum=0, maximum=100)]
@@ -86,13 +88,16 @@ class DataConfig:
         limit: use that many training images, the classes in equal parts; null means all. The test images stay all.
         workers: processes that load images; 0 loads them between the steps.
         download: fetch a missing data set, where torchvision can.
+        max_unreadable: so many images may be unreadable before a run gives up; each is named, and another one is taken
+            in its place. 0 gives up at the first.
     """
 
     name: str = "digits"
     root: str | None = None
     limit: Positive | None = None
-    workers: Count = 0
+    workers: Workers = 0
     download: bool = False
+    max_unreadable: Count = 10
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,9 @@ class TrainerConfig:
         log_steps: optimiser steps from one row of metrics.csv to the next.
         checkpoint_steps: optimiser steps from one checkpoint to the next; null writes one at the end of each epoch.
         progress: show the progress bar.
+        nan_loss: a loss that is no finite number stops the run; or skip leaves such a step out, which makes each step
+            wait for its loss.
+        max_skipped: so many steps in a row may be left out before the run stops after all.
     """
 
     epochs: Positive = 200
@@ -155,6 +163,8 @@ class TrainerConfig:
     log_steps: Positive = 10
     checkpoint_steps: Positive | None = None
     progress: bool = True
+    nan_loss: Literal["stop", "skip"] = "stop"
+    max_skipped: Positive = 10
 
 
 @dataclass(frozen=True)
@@ -233,9 +243,12 @@ MAY_DIFFER = (
     "data.root",
     "data.workers",
     "data.download",
+    "data.max_unreadable",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.threads",
     "trainer.checkpoint_steps",
     "trainer.progress",
+    "trainer.nan_loss",
+    "trainer.max_skipped",
 )

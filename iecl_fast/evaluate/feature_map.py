@@ -5,7 +5,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from iecl_fast.data import Readable
 from iecl_fast.engine.batches import EpochBatches
+from iecl_fast.engine.faults import Faults
 from iecl_fast.evaluate.accuracy import top_k_accuracies
 from iecl_fast.evaluate.features import extract_features, frozen, read_batches
 
@@ -33,7 +35,7 @@ class Probe(nn.Module):
         return self.classifier(self.features(images))
 
 
-def feature_map_accuracy(backbone, views, test, *, num_classes, epochs, lr, batch_size, fabric, workers=0):
+def feature_map_accuracy(backbone, views, test, *, num_classes, epochs, lr, batch_size, fabric, workers=0, faults=None):
     """Train a linear classifier on the feature maps of cropped and mirrored images, and apply it to the test images.
 
     Nothing is kept of the features, whose 512 x 7 x 7 numbers for each image would fill 128 GB for ImageNet; so the
@@ -49,11 +51,13 @@ def feature_map_accuracy(backbone, views, test, *, num_classes, epochs, lr, batc
         batch_size: images of a step, all ranks together.
         fabric: `lightning_fabric.Fabric`.
         workers: processes that load images.
+        faults: `Faults`, which counts and limits the unreadable images; None allows none.
 
     Returns:
         dict: "linear_top1", "linear_top5", and the "linear_features", "linear_epochs" and "linear_lr" that were used.
     """
-    sample = test[0][0][None].to(fabric.device)
+    faults = Faults(fabric) if faults is None else faults
+    sample = Readable(test, faults.max_unreadable)[0][0][None].to(fabric.device)
     probe = Probe(backbone, num_classes, sample)
     optimizer = torch.optim.SGD(probe.classifier.parameters(), lr=lr, momentum=MOMENTUM)
     milestones = [max(1, round(drop * epochs)) for drop in DROPS]
@@ -63,8 +67,10 @@ def feature_map_accuracy(backbone, views, test, *, num_classes, epochs, lr, batc
     for epoch in range(epochs):
         views.set_epoch(epoch)
         batches = EpochBatches(len(views), shared, seed=views.seed, epoch=epoch, **ranks)
-        loader = DataLoader(views, batch_sampler=batches, num_workers=workers, generator=torch.Generator())
-        for (images,), labels, _ in read_batches(loader):
+        items = Readable(views, faults.max_unreadable)
+        loader = DataLoader(items, batch_sampler=batches, num_workers=workers, generator=torch.Generator())
+        for (images,), labels, _, texts in read_batches(loader):
+            faults.note(texts)
             with frozen(backbone):
                 features = probe.features(images.to(fabric.device))
             optimizer.zero_grad()
@@ -73,6 +79,8 @@ def feature_map_accuracy(backbone, views, test, *, num_classes, epochs, lr, batc
                 parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")
             optimizer.step()
         schedule.step()
-    scores, labels = extract_features(probe, test, fabric=fabric, batch_size=batch_size, workers=workers)
+        faults.agree()
+    loading = {"fabric": fabric, "batch_size": batch_size, "workers": workers, "faults": faults}
+    scores, labels = extract_features(probe, test, **loading)
     used = {"linear_features": "map", "linear_epochs": epochs, "linear_lr": lr}
     return top_k_accuracies(scores, labels, "linear") | used

@@ -8,6 +8,7 @@ from iecl_fast.engine import build
 from iecl_fast.engine.checkpoint import load_checkpoint, load_part
 from iecl_fast.engine.config import merge, resolve
 from iecl_fast.engine.errors import UsageError
+from iecl_fast.engine.faults import Faults, lost_workers
 from iecl_fast.engine.folder import RunFolder
 from iecl_fast.evaluate.protocols import measure
 
@@ -41,7 +42,8 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
     load_part(method, state["method"], path)
     backbone = method.backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)
-    with build.threads(config.trainer):
+    faults = Faults(fabric, max_unreadable=config.data.max_unreadable)
+    with build.threads(config.trainer), lost_workers():
         accuracies = measure(
             backbone,
             train,
@@ -52,5 +54,7 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
             fabric=fabric,
             workers=config.data.workers,
             probe_views=build.probe_views(config),
+            faults=faults,
         )
-    return {"checkpoint": str(path), "data": config.data.name, "step": state["step"], **accuracies}
+    unreadable = {"unreadable_images": len(faults.unreadable)}
+    return {"checkpoint": str(path), "data": config.data.name, "step": state["step"], **accuracies, **unreadable}

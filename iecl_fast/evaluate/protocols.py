@@ -8,7 +8,9 @@ from iecl_fast.evaluate.linear import linear_accuracy
 PROTOCOLS = ("knn", "linear")
 
 
-def measure(backbone, train, test, num_classes, protocols, *, options, fabric, workers=0, probe_views=None):
+def measure(
+    backbone, train, test, num_classes, protocols, *, options, fabric, workers=0, probe_views=None, faults=None
+):
     """Accuracies of a frozen backbone.
 
     Args:
@@ -21,11 +23,12 @@ def measure(backbone, train, test, num_classes, protocols, *, options, fabric, w
         workers: processes that load images.
         probe_views: `ViewsDataset` of the training images, on which the linear probe learns from feature maps; None
             for a probe of the pooled features.
+        faults: `Faults`, which counts and limits the unreadable images, which are left out; None allows none.
 
     Returns:
         dict: for each protocol its top-1 and top-5 accuracy, 0 .. 1, and the settings that were used.
     """
-    loading = {"fabric": fabric, "batch_size": options.batch_size, "workers": workers}
+    loading = {"fabric": fabric, "batch_size": options.batch_size, "workers": workers, "faults": faults}
     result = {}
     if "linear" in protocols and probe_views is not None:
         epochs, lr = options.linear_epochs, options.linear_lr

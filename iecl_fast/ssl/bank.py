@@ -85,6 +85,11 @@ class BankContrast(nn.Module):
         """Keep a batch's keys (N, C) for :meth:`after_step`."""
         self._pending.append((keys.detach(), index))
 
+    def skip_step(self) -> None:
+        """Forget all that was remembered since the last call."""
+        self._pending.clear()
+        self._pending_logs.clear()
+
     def after_step(self) -> None:
         """Move the entries of all that was remembered since the last call. On every rank."""
         if self._pending:

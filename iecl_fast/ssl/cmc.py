@@ -168,6 +168,12 @@ class CMC(nn.Module):
         self.chroma_contrast.after_step()
         self.step += 1
 
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it, and learn nothing from it."""
+        self.luminance_contrast.skip_step()
+        self.chroma_contrast.skip_step()
+        self.step += 1
+
     def percentiles(self) -> tuple[float, float]:
         """Lower and upper percentile of the negatives at the current step."""
         return (0.0, 100.0) if self.ring is None else self.ring(int(self.step))

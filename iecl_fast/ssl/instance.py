@@ -87,6 +87,11 @@ class InstanceDiscrimination(nn.Module):
         self.contrast.after_step()
         self.step += 1
 
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it, and learn nothing from it."""
+        self.contrast.skip_step()
+        self.step += 1
+
     def percentiles(self) -> tuple[float, float]:
         """Lower and upper percentile of the negatives at the current step."""
         return (0.0, 100.0) if self.ring is None else self.ring(int(self.step))

@@ -86,6 +86,14 @@ class LocalAggregation(InstanceDiscrimination):
     def after_step(self) -> None:
         """Also cluster the bank anew when it is time. Call it after ``optimizer.step()``, on every rank."""
         super().after_step()
+        self._cluster_when_due()
+
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it; the clusters come in time."""
+        super().skip_step()
+        self._cluster_when_due()
+
+    def _cluster_when_due(self) -> None:
         steps = int(self.step) - self.warm_steps
         if steps >= 0 and steps % self.recluster_steps == 0:
             self._cluster()

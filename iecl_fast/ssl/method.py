@@ -136,6 +136,10 @@ class Method(nn.Module):
         """Count the step. Call it after ``optimizer.step()``, on every rank."""
         self.step += 1
 
+    def skip_step(self) -> None:
+        """In place of :meth:`after_step` where the optimiser took no step: count it, and learn nothing from it."""
+        self.step += 1
+
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Trained parameters as an optimiser takes them: SAIB's have a weight decay of their own."""
         of_saib = [] if self.saib is None else [p for p in self.saib.parameters() if p.requires_grad]

@@ -133,6 +133,11 @@ class MoCo(Method):
         self._pending.clear()
         super().after_step()
 
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it, and learn nothing from it."""
+        self._pending.clear()
+        super().skip_step()
+
     def diagnostics(self) -> dict[str, float]:
         """Figures of the last forward pass, with the ring's percentiles and the filled rows of the queue."""
         lower, upper = self.percentiles()
