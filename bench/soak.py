@@ -112,9 +112,9 @@ class Verdict:
         steady = [sample for sample in samples if sample.seconds >= WARM_UP * samples[-1].seconds]
         third = max(1, len(steady) // 3)
         steps = [sample.step for sample in steady]
-        middles = [(one.step + other.step) / 2 for one, other in itertools.pairwise(steady)]
-        rates = [_rate(one, other, "cpu") for one, other in itertools.pairwise(steady)]
-        line = np.poly1d(np.polyfit(middles, rates, 1))
+        spans = _spans(steady)
+        rates = [_rate(*span, "cpu") for span in spans]
+        line = np.poly1d(np.polyfit([(one.step + other.step) / 2 for one, other in spans], rates, 1))
         return cls(
             steps=steps[-1] - steps[0],
             memory=1000 * slope(steps, [sample.rss for sample in steady]),
@@ -141,6 +141,12 @@ def _thirds(values: list[int], third: int) -> tuple[float, float]:
     return float(np.median(values[:third])), float(np.median(values[-third:]))
 
 
+def _spans(samples: list[Sample]) -> list[tuple[Sample, Sample]]:
+    """Pairs of samples from one new row of the metrics to the next: on a busy machine that takes several samples."""
+    advanced = [other for one, other in itertools.pairwise(samples) if other.step > one.step]
+    return list(itertools.pairwise(advanced))
+
+
 def _rate(one: Sample, other: Sample, clock: str) -> float:
     """Steps for each second between two samples, by the wall's "seconds" or the "cpu"."""
     return (other.step - one.step) / (getattr(other, clock) - getattr(one, clock))
@@ -152,11 +158,11 @@ def markdown(samples: list[Sample]) -> str:
     for number in range(WINDOWS):
         low, high = (samples[-1].seconds * edge / WINDOWS for edge in (number, number + 1))
         window = [sample for sample in samples if low <= sample.seconds <= high]
-        if len(window) < 2:
+        spans = _spans(window)
+        if not spans:
             continue
         medians = [np.median([getattr(sample, name) for sample in window]) for name in ("rss", "files", "threads")]
-        pairs = list(itertools.pairwise(window))
-        rates = [np.median([_rate(*pair, clock) for pair in pairs]) for clock in ("seconds", "cpu")]
+        rates = [np.median([_rate(*span, clock) for span in spans]) for clock in ("seconds", "cpu")]
         lines.append(
             f"| {low / 60:.1f} to {high / 60:.1f} | {window[-1].step} | {medians[0]:.1f} | {medians[1]:g} "
             f"| {medians[2]:g} | {rates[0]:.2f} | {rates[1]:.2f} |"
@@ -176,8 +182,8 @@ def draw(samples: list[Sample], path: Path) -> None:
         counts.plot(minutes, [getattr(sample, name) for sample in samples], label=name)
     counts.set(title="open files, threads", ylim=(0, None))
     for clock, label in (("seconds", "each second"), ("cpu", "each CPU second")):
-        values = [_rate(one, other, clock) for one, other in itertools.pairwise(samples)]
-        rates.plot(minutes[1:], values, linewidth=1, label=label)
+        spans = _spans(samples)
+        rates.plot([span[1].seconds / 60 for span in spans], [_rate(*span, clock) for span in spans], label=label)
     rates.set(title="steps", ylim=(0, None))
     for axes in (memory, counts, rates):
         axes.axvspan(0, WARM_UP * minutes[-1], color="grey", alpha=0.15)

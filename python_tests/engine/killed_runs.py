@@ -12,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,11 +98,12 @@ def live(folder, log, place=None, chance=None):
     os.dup2(output, 2)
     status = 99
     try:
-        prepare_to_die(place, chance)
+        if place is not None:
+            prepare_to_die(place, chance)
         begun = RunFolder(folder).config.exists()
-        status = main(
-            ["pretrain", "--resume", str(folder)] if begun else ["pretrain", "--output", str(folder), *ARGUMENTS]
-        )
+        status = main(["pretrain", *(["--resume", str(folder)] if begun else ["--output", str(folder), *ARGUMENTS])])
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(status)
 
