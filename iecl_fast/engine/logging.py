@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import threading
 import time
 from contextlib import nullcontext, suppress
 
@@ -125,24 +126,33 @@ class RunLog:
             values: dict of floats: "loss" and what else the method gives.
         """
         self._metrics.write({"step": step, "epoch": epoch, "learning_rate": learning_rate, **values})
-        for name, value in values.items():
-            self._tensorboard.add_scalar(name, value, step)
-        self._tensorboard.add_scalar("learning_rate", learning_rate, step)
         now = time.perf_counter()
         images = (step - self._written_step) * self._images_per_step
-        self._tensorboard.add_scalar("images_per_second", images / (now - self._written_at), step)
+        rates = {"learning_rate": learning_rate, "images_per_second": images / (now - self._written_at)}
+        with naming(self._tensorboard.log_dir):
+            for name, value in (values | rates).items():
+                self._tensorboard.add_scalar(name, value, step)
         self._written_step, self._written_at = step, now
         self._bar.set_description(f"epoch {epoch}", refresh=False)
         self._bar.set_postfix(loss=f"{values['loss']:.4f}", refresh=False)
 
     def write_picture(self, step, name, picture):
         """Give TensorBoard a picture (3, H, W) in 0..1."""
-        self._tensorboard.add_image(name, picture, step)
+        with naming(self._tensorboard.log_dir):
+            self._tensorboard.add_image(name, picture, step)
 
     def __enter__(self):
+        self._hook = threading.excepthook
+        threading.excepthook = self._quiet_hook
         return self
 
+    def _quiet_hook(self, arguments):
+        """TensorBoard's thread hands its failure to write on to this one: it need not print a traceback besides."""
+        if not isinstance(arguments.exc_value, OSError):
+            self._hook(arguments)
+
     def __exit__(self, kind, *_):
+        threading.excepthook = self._hook
         self._bar.close()
         # On a full disk closing fails once more, and would hide what came first.
         with suppress(OSError) if kind is not None else nullcontext():

@@ -180,6 +180,7 @@ class Loop:
         if isinstance(ring, AdaptiveRingSchedule):
             loss = sum(loss for name, loss in losses.items() if name.startswith("contrast"))
             ring.observe(self.fabric.all_reduce(loss.float(), reduce_op="mean").item())
+            self.method.look_up_step()
 
     def _log(self, step, epoch, rate, losses):
         """Write a row of the metrics, losses averaged over ranks."""

@@ -109,12 +109,10 @@ class MoCo(Method):
 
     def _half(self, anchor_images: Tensor, query_images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The losses with one view as MoCo's query, IE-CL's anchor, and the keys of the other."""
-        # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
-        contrast = self._contrast if self.ring is None else torch.compiler.disable(self._contrast)
         transformed = self.transform(query_images)
         keys = self._encode_keys(transformed.detach())
         anchors = self.encoder(anchor_images)
-        losses = {"contrast": contrast(anchors, keys)}
+        losses = {"contrast": self._contrast(anchors, keys)}
         self._embeddings = {"anchors": anchors.detach(), "others": keys}
         losses |= self.information(transformed, anchors)
         return losses, keys
@@ -142,7 +140,7 @@ class MoCo(Method):
         return figures | super().diagnostics()
 
     def _contrast(self, queries: Tensor, keys: Tensor) -> Tensor:
-        lower, upper = self.percentiles()
+        lower, upper = self.percentiles_of_forward()
         with torch.autocast(queries.device.type, enabled=False):
             return ring_info_nce(queries, keys, self.queue.keys, lower=lower, upper=upper, temperature=self.temperature)
 

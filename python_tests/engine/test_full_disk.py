@@ -42,9 +42,9 @@ def fill_at(step, folder, limit):
     [
         (8, lambda folder: 60_000, "last.ckpt", 6),
         (8, lambda folder: (folder / "metrics.csv").stat().st_size + 20, "metrics.csv", 6),
-        (18, lambda folder: 9_000, "last.ckpt", 12),
+        (8, lambda folder: (folder / "metrics.csv").stat().st_size + 1_000, "tensorboard", 6),
     ],
-    ids=["checkpoint", "metrics", "last step"],
+    ids=["checkpoint", "metrics", "tensorboard"],
 )
 def test_the_last_checkpoint_is_kept(small_run, whole_run, tmp_path, monkeypatch, capsys, step, limit, file, kept):
     folder = tmp_path / "run"
@@ -80,10 +80,10 @@ def test_pictures_that_cannot_be_written(small_run, whole_run, tmp_path, monkeyp
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of half a MiB."""
+    """A disk of one MiB."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", place], capture_output=True, text=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", place], capture_output=True, text=True)
     if mounted.returncode != 0:
         pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
     yield place
