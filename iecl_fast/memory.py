@@ -191,6 +191,10 @@ class MemoryBank(nn.Module):
 
     def _check_index(self, index: Tensor, count: int) -> None:
         _check_integers(index, "index", count)
+        if torch.compiler.is_compiling():  # the graph looks when it runs
+            inside = ((index >= 0) & (index < self.num_items)).all()
+            torch._assert_async(inside, f"index must lie in 0..{self.num_items - 1}")
+            return
         # A GPU's indices are not read: that would wait for it, and its own indexing checks them.
         if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < self.num_items:
             wrong = index[(index < 0) | (index >= self.num_items)][0]

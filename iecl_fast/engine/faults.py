@@ -116,3 +116,17 @@ def lost_workers():
             f"a process that loads images has ended: {reason.rstrip('. ')}. The system may have ended it for want of "
             "memory, or of shared memory: try fewer data.workers, or 0 to load in the main process"
         ) from None
+
+
+@contextmanager
+def failed_compilation():
+    """Context in which a failure of torch.compile is a RunError with advice, as where no C++ compiler works."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise RunError(
+            f"torch.compile has failed: {type(error).__name__}: {reason}; trainer.compile=false goes on without it"
+        ) from None

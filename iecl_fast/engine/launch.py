@@ -1,6 +1,7 @@
 """The processes of a run: Lightning Fabric places the model, sets the precision, and synchronises ranks."""
 
 from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision
 from lightning_fabric.strategies import DDPStrategy
 
 from iecl_fast.engine import build
@@ -15,7 +16,7 @@ def launch_fabric(trainer):
             devices=trainer.devices,
             # The methods keep their buffers alike on all ranks themselves.
             strategy="auto" if trainer.devices == 1 else DDPStrategy(broadcast_buffers=False),
-            precision=trainer.precision,
+            **_precision(trainer),
         )
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"trainer: {' '.join(str(error).split())}") from None
@@ -26,6 +27,13 @@ def launch_fabric(trainer):
             f"{fabric.world_size}, and give each at least 2 images (batch norm)"
         )
     return fabric
+
+
+def _precision(trainer):
+    """Fabric's argument for the precision. By name it would take bfloat16 for float16 on a CPU, with a warning."""
+    if trainer.precision == "16-mixed":
+        return {"plugins": MixedPrecision("16-mixed", build.accelerator(trainer))}
+    return {"precision": trainer.precision}
 
 
 def on_rank_zero(fabric, action):

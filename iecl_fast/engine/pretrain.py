@@ -7,7 +7,7 @@ from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import differences
 from iecl_fast.engine.environment import record_environment
 from iecl_fast.engine.errors import Interrupted, RunError, UsageError
-from iecl_fast.engine.faults import lost_workers
+from iecl_fast.engine.faults import failed_compilation, lost_workers
 from iecl_fast.engine.folder import RunFolder, default_output
 from iecl_fast.engine.launch import launch_fabric, on_rank_zero
 from iecl_fast.engine.loop import Loop
@@ -40,7 +40,7 @@ def pretrain(config, resume=None):
         run = Run(config, fabric, folder)  # nothing is written before all parts are there
         on_rank_zero(fabric, lambda: _prepare_folder(folder, config, fabric))
         try:
-            with lost_workers():
+            with lost_workers(), failed_compilation():
                 run.restore_or_begin()
                 Loop(run, signals).train()
                 return folder, run.finish()

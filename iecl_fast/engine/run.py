@@ -58,8 +58,10 @@ class Run:
             num_images=len(self.views),
         )
         self.optimizer = build.optimizer(config.optimizer, self.method)
-        # These two are the same modules and tensors, with precision and DDP around them.
-        self.wrapped_method, self.wrapped_optimizer = fabric.setup(self.method, self.optimizer)
+        # One graph, but where ranks exchange rows in the middle of it, whose numbers are known only then.
+        forward = torch.compile(self.method, fullgraph=fabric.world_size == 1) if trainer.compile else self.method
+        # These two are the same modules and tensors, with precision, DDP and compilation around them.
+        self.wrapped_method, self.wrapped_optimizer = fabric.setup(forward, self.optimizer)
         self.untrained = None
         self.faults = Faults(fabric, max_unreadable=config.data.max_unreadable, max_skipped=trainer.max_skipped)
         self.saved_step = None

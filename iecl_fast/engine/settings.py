@@ -140,7 +140,9 @@ class TrainerConfig:
         epochs: passes over the training images.
         batch_size: images of one forward pass, all devices together.
         accumulate: forward passes of one optimiser step.
-        precision: of the arithmetic; the weights stay float32.
+        precision: of the arithmetic; the weights stay float32. 16-mixed scales the loss so that float16's range is
+            enough, and leaves out a step whose gradient overflows.
+        compile: the forward pass and the loss by torch.compile, which needs a C++ compiler on a CPU.
         accelerator: "auto" is cuda where there is one, else cpu.
         devices: how many, each with a process of its own and its part of each batch; "auto" is all.
         threads: of the CPU's arithmetic; null leaves it to torch and OMP_NUM_THREADS. A small network is hardly slower
@@ -157,6 +159,7 @@ class TrainerConfig:
     batch_size: Positive = 256
     accumulate: Positive = 1
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    compile: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     devices: Positive | Literal["auto"] = 1
     threads: Threads | None = None
@@ -244,6 +247,7 @@ MAY_DIFFER = (
     "data.workers",
     "data.download",
     "data.max_unreadable",
+    "trainer.compile",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.threads",
