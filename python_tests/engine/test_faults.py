@@ -2,6 +2,9 @@
 
 import json
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -218,6 +221,42 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(small_run, tmp_path, monke
     assert "3 steps in a row up to step 6" in message
     assert "the checkpoint of step 0 is kept" in message
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.csv")] == [1, 3]
+
+
+POISONED_ON_RANK_1 = """
+import sys
+sys.path.insert(0, {here!r})
+import torch
+from iecl_fast.cli import main
+from iecl_fast.ssl import MoCo
+forward = MoCo.forward
+def poisoned(self, views, index=None):
+    if int(self.step) == 4 and torch.distributed.get_rank() == 1:
+        views = [view * torch.nan for view in views]
+    return forward(self, views, index)
+MoCo.forward = poisoned
+sys.exit(main())
+"""
+
+
+def test_ranks_skip_and_count_together(small_run, photos, tmp_path):
+    """The loss is NaN on one of two, and each reads its own part of the damaged images: one decision, one count."""
+    script = tmp_path / "poisoned.py"
+    script.write_text(POISONED_ON_RANK_1.format(here=str(Path(__file__).parent)))
+    arguments = small_run(
+        "run",
+        *("--data", str(photos), "data.limit=null", "data.max_unreadable=3"),
+        *("trainer.devices=2", "trainer.accelerator=cpu", "trainer.nan_loss=skip"),
+    )
+    done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("step 5 is left out") == 1
+    for name in BROKEN:
+        assert sum(name in line for line in done.stderr.splitlines()) == 1
+    values = result(tmp_path / "run")
+    assert (values["skipped_steps"], values["unreadable_images"], values["steps"]) == (1, 3, 9)
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.csv")] == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
 
 
 def test_a_killed_worker_is_said_and_the_run_goes_on_exactly(small_run, whole_run, tmp_path, monkeypatch, capsys):

@@ -3,7 +3,6 @@
 import functools
 import signal
 
-import lightning_fabric
 import pytest
 import torch
 
@@ -85,21 +84,25 @@ def test_another_precision_does_not_resume(small_run, whole_run, capsys):
 
 
 @pytest.fixture
-def quick_compiler(monkeypatch):
-    """Without generating code, of which a ResNet takes a minute; how often each graph was made."""
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    compile_with = functools.partial(lightning_fabric.wrappers.torch.compile, backend=counter)
+def compilations(monkeypatch):
+    """A list with an entry for each graph that is made; without generating code, of which a ResNet takes a minute."""
+
+    def backend(graph, inputs):
+        made.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    made = []
     torch._dynamo.reset()
-    monkeypatch.setattr(torch, "compile", compile_with)
-    return counter
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    return made
 
 
 def test_a_compiled_run_resumes_exactly_and_is_nearly_the_eager_one(
-    small_run, whole_run, tmp_path, monkeypatch, quick_compiler
+    small_run, whole_run, tmp_path, monkeypatch, compilations
 ):
     halted, whole = halted_and_resumed(small_run, tmp_path, monkeypatch, "--compile")
     assert_same_run(halted, whole)
-    assert quick_compiler.frame_count == 3  # once in each of the three processes that these would be
+    assert 1 <= len(compilations) <= 6  # at most two attempts in each of three starts, however many steps
     rows, eager = (read_metrics(folder / "metrics.csv") for folder in (whole, whole_run))
     assert [row["loss"] for row in rows[:6]] == pytest.approx([row["loss"] for row in eager[:6]], rel=1e-3)
     torch.testing.assert_close(weights(whole)["queue.keys"], weights(whole_run)["queue.keys"], rtol=0.02, atol=0.02)
@@ -110,8 +113,7 @@ def test_a_compiler_that_fails_is_a_message(small_run, tmp_path, monkeypatch, ca
         raise ValueError("no compiler here")
 
     torch._dynamo.reset()
-    compile_with = functools.partial(lightning_fabric.wrappers.torch.compile, backend=compile_nothing)
-    monkeypatch.setattr(torch, "compile", compile_with)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compile_nothing))
     assert main(small_run("run", "trainer.compile=true")) == 1
     message = capsys.readouterr().err
     assert "torch.compile has failed" in message and "no compiler here" in message
