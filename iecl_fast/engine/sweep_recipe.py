@@ -108,4 +108,4 @@ def _is_name(value):
 
 
 def _are_folders(names):
-    return all(Path(name).name == name for name in names)
+    return all(Path(name).name == name != ".." for name in names)

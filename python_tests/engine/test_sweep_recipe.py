@@ -142,7 +142,7 @@ GOOD = {"configs": {"a": "digits"}, "key": "views.set", "values": ["full"]}
     [
         ([1], r"sweep in .*bad\.yaml: \[1\] is not allowed, it must have the keys configs, key, values"),
         ({"configs": {"a": "digits"}}, "configs is not allowed, it must have the keys"),
-        (GOOD | {"seeds": 3}, "configs, key, values, seeds is not allowed"),
+        (GOOD | {"seeds": 3}, "configs, key, seeds, values is not allowed"),
         (GOOD | {"configs": ["digits"]}, r"sweep\.configs in .*\['digits'\] is not allowed, it must name a recipe for"),
         (GOOD | {"configs": {}}, "it must name a recipe"),
         (GOOD | {"configs": {"a": 3}}, "it must name a recipe"),

@@ -58,9 +58,11 @@ def test_missing_tensors_are_listed_and_refused(state, tmp_path, file_format):
 def test_unexpected_tensors_are_listed_and_refused(state, tmp_path, file_format):
     state |= {"fc.weight": torch.zeros(3, 16), "fc.bias": torch.zeros(3)}
     path = written(state, file_format, tmp_path / "file")
-    with pytest.raises(UsageError, match=r"nothing takes (stem\.)?fc\.weight, (stem\.)?fc\.bias$"):
+    with pytest.raises(UsageError) as caught:
         load_backbone(path)
     named = ("stem.fc.weight", "stem.fc.bias") if file_format == "detectron2" else ("fc.weight", "fc.bias")
+    listed = str(caught.value).partition("nothing takes ")[2].split(", ")
+    assert sorted(listed) == sorted(named)
     with pytest.raises(UsageError, match=r"nothing takes (stem\.)?fc\.bias$"):
         load_backbone(path, allow_unexpected=named[:1])
     assert torch.equal(load_backbone(path, allow_unexpected=named).bn1.bias, state["bn1.bias"])
@@ -246,7 +248,7 @@ def test_killed_half_way_there_is_no_file(small_run, tmp_path):
     """Killed when the bytes are written, but not yet on the disk; afterwards the same command succeeds."""
     kill = "import os, sys; from iecl_fast.cli import main; os.fsync = lambda _: os.kill(os.getpid(), 9); main()"
     command = ["export", str(small_run[0]), "--format", "safetensors", "--output", str(tmp_path / "file")]
-    done = subprocess.run([sys.executable, "-c", kill, *command], timeout=120)
+    done = subprocess.run([sys.executable, "-c", kill, *command], timeout=600)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "file").exists() and [p.name for p in tmp_path.iterdir()] == [".file.tmp"]
     assert main(command) == 0
@@ -282,7 +284,7 @@ def test_a_backbone_of_two_networks_is_refused(make_run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["export"], "required: DIR, --format"),
+        (["export", "--format", "torchvision"], "required: DIR"),
         (["export", "."], "required: --format"),
         (["export", ".", "--format", "torchvison"], "did you mean torchvision?"),
         (["export", ".", "--format", "torchvision"], "there is no checkpoint checkpoints/last.ckpt"),

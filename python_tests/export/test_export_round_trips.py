@@ -16,11 +16,14 @@ from iecl_fast.evaluate.export import FORMATS, export_checkpoint, load_backbone,
 CASES = {
     "resnet18": ("digits_moco", "encoder.width=3"),
     "resnet18, small stem": ("digits_moco", "encoder.stem=small"),
-    "resnet34": ("digits_moco", "encoder.name=resnet34"),
     "resnet50": ("digits_moco", "encoder.name=resnet50"),
-    "resnet50, small stem": ("digits_moco", "encoder.name=resnet50", "encoder.stem=small", "encoder.width=1"),
     "resnet18, spectral": ("digits", "method.spectral=true", "method.hidden_dim=16"),
-    "resnet50, spectral": ("digits_moco", "method.spectral=true", "encoder.name=resnet50", "encoder.stem=small"),
+    "resnet50, small stem, spectral": (
+        "digits_moco",
+        "method.spectral=true",
+        "encoder.name=resnet50",
+        "encoder.stem=small",
+    ),
     "byol, spectral": ("cifar10_byol", "method.spectral=true", "data.name=digits", "method.hidden_dim=16"),
     "memory bank": ("cifar10_ir_ring", "data.name=digits", "method.num_samples=4"),
 }
@@ -41,8 +44,6 @@ def test_the_same_outputs_bit_for_bit(run, tmp_path, file_format):
     with torch.no_grad():
         assert torch.equal(loaded(images), original(images))
     assert not any("parametrizations" in name for name in loaded.state_dict())
-    with torch.no_grad():
-        assert torch.equal(loaded.feature_map(images), original.feature_map(images))
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
