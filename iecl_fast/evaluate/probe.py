@@ -62,13 +62,16 @@ def probe_of_views(backbone, views, test, *, num_classes, protocol, fabric, batc
     """
     probe = Probe(backbone, protocol.features, num_classes, test[0][0][None].to(fabric.device))
 
+    def loss_of(images, labels):
+        return cross_entropy(probe(images), labels)
+
     def backward(loss):
         loss.backward()
         for parameter in probe.classifier.parameters():
             parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")
 
     batches = ViewBatches(views, batch_size=protocol.batch_size, fabric=fabric, workers=workers)
-    _learn(probe.classifier, lambda images, labels: cross_entropy(probe(images), labels), backward, batches, protocol)
+    _learn(probe.classifier, loss_of, backward, batches, protocol)
     return extract_features(probe, test, fabric=fabric, batch_size=batch_size, workers=workers)
 
 
@@ -86,13 +89,11 @@ def probe_of_features(train_features, train_labels, test_features, *, num_classe
     """
     classifier = zero_classifier(train_features.shape[1], num_classes, train_features.device)
     batches = FeatureBatches(train_features, train_labels, batch_size=protocol.batch_size)
-    _learn(
-        classifier,
-        lambda rows, labels: cross_entropy(classifier(rows), labels),
-        torch.Tensor.backward,
-        batches,
-        protocol,
-    )
+
+    def loss_of(rows, labels):
+        return cross_entropy(classifier(rows), labels)
+
+    _learn(classifier, loss_of, torch.Tensor.backward, batches, protocol)
     with torch.no_grad():
         return classifier(test_features)
 

@@ -113,8 +113,12 @@ def test_measure_takes_only_the_protocols_asked_for(backbone, fabric):
 
 def test_an_encoder_that_does_not_stay_as_it_was_is_an_error(backbone, fabric):
     """Batch norm that learns in evaluation mode, as a part that counts its calls would."""
+
+    def learn(module, inputs, output):
+        module.running_mean += 1.0
+
     data = Images(rows=30)
-    backbone[1].register_forward_hook(lambda module, inputs, output: module.running_mean.add_(1.0))
+    backbone[1].register_forward_hook(learn)
     with pytest.raises(RunError, match=r"stay frozen.*have changed: 1\.running_mean$"):
         measure(backbone, data, data, 3, ("knn",), options=EvaluateConfig(), fabric=fabric)
 

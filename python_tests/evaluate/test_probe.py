@@ -118,7 +118,8 @@ def test_the_steps_are_those_of_torchs_sgd(schedule):
     protocol = LinearProtocol("pooled", False, 3, 20, 0.5, 0.9, 0.1, schedule)
     rates = {"constant": [0.5, 0.5, 0.5], "step": [0.5, 0.5, 0.005], "cosine": [0.5, 0.375, 0.125]}[schedule]
     expected = nn.Linear(5, 3)
-    nn.init.zeros_(expected.weight), nn.init.zeros_(expected.bias)
+    nn.init.zeros_(expected.weight)
+    nn.init.zeros_(expected.bias)
     optimizer = torch.optim.SGD(expected.parameters(), lr=1.0, momentum=0.9, weight_decay=0.1)
     for rate in rates:
         optimizer.param_groups[0]["lr"] = rate
