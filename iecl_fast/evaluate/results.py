@@ -84,7 +84,7 @@ def draw_confusion(evaluation, path, name):
     counts = evaluation.confusion.numpy()
     parts = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     classes = len(counts)
-    size = 3 + min(0.35 * classes, 14)
+    size = max(4.5, 3 + min(0.35 * classes, 14))
     figure = Figure(figsize=(size + 1, size), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
