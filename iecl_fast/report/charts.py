@@ -30,28 +30,34 @@ def swatch(number):
 
 
 def before_and_after(groups):
-    """For each protocol a line for each group: top-1 accuracy untrained and trained, of each seed and in the mean.
+    """For each protocol and data set a line for each group: top-1 accuracy untrained and trained.
 
     Returns:
         list of `Markup`; empty where no run is finished.
     """
     charts = []
-    for protocol, words in PROTOCOLS.items():
-        pairs = [(group.figures(f"{protocol}_top1_untrained"), group.figures(f"{protocol}_top1")) for group in groups]
-        values = [value for pair in pairs for side in pair for value in side]
-        if not values:
-            continue
-        low, high = min(values), max(values)
-        room = max(0.02, 0.08 * (high - low))
-        low, high = max(0.0, low - room), min(1.0, high + room)
-        rows = [
-            _row(number, group.name, before, after, lambda value, low=low, high=high: (value - low) / (high - low))
-            for number, (group, (before, after)) in enumerate(zip(groups, pairs, strict=True))
-            if after
-        ]
-        ends = element("div", element("span", percent(low)), element("span", percent(high)), class_="ends")
-        charts.append(element("figure", element("figcaption", f"{words}, top-1"), rows, ends, class_="dots"))
+    data_sets = dict.fromkeys(group.data for group in groups)
+    for data in data_sets:
+        for protocol, words in PROTOCOLS.items():
+            lines = [
+                (number, group.name, group.figures(f"{protocol}_top1_untrained"), group.figures(f"{protocol}_top1"))
+                for number, group in enumerate(groups)
+                if group.data == data and group.figures(f"{protocol}_top1")
+            ]
+            if lines:
+                of_data = f", {data}" if len(data_sets) > 1 else ""
+                charts.append(_dots(f"{words}, top-1{of_data}", lines))
     return charts
+
+
+def _dots(title, lines):
+    """One chart; `lines` is a list of (series, name, accuracies before, accuracies after)."""
+    values = [value for *_, before, after in lines for value in before + after]
+    room = max(0.02, 0.08 * (max(values) - min(values)))
+    low, high = max(0.0, min(values) - room), min(1.0, max(values) + room)
+    rows = [_row(*line, lambda value: (value - low) / (high - low)) for line in lines]
+    ends = element("div", element("span", percent(low)), element("span", percent(high)), class_="ends")
+    return element("figure", element("figcaption", title), rows, ends, class_="dots")
 
 
 def _row(number, name, before, after, place):

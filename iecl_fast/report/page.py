@@ -69,10 +69,11 @@ def _accuracies(groups):
     charts = before_and_after(groups)
     notes = []
     if charts:
-        text = "Ring: the untrained network. Disc: trained"
-        text += ", the mean over the seeds, which are small." if any(len(group.runs) > 1 for group in groups) else "."
+        text = "Ring: the untrained network. Disc: the trained one."
+        if any(len(group.finished) > 1 for group in groups):
+            text += " Both are means over the seeds; the small discs are the single seeds."
         notes.append(element("p", text, class_="note"))
-    return [element("div", charts, class_="side-by-side"), *notes, accuracy_table(groups)] if groups else []
+    return [element("div", charts, class_="side-by-side"), *notes, accuracy_table(groups)]
 
 
 def _curves(groups):
