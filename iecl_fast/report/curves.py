@@ -33,7 +33,8 @@ def curve_panels(groups):
             bold = _finite(*means[name])
             if len(bold[0]):
                 panels.setdefault(name, []).append((number, group.name, thin, running_mean(*bold)))
-    return [_panel(name, curves) for name, curves in panels.items()]
+    steps = np.array([row["step"] for group in groups for run in group.runs for row in run.metrics])
+    return [_panel(name, curves, _limits(steps, 0)) for name, curves in panels.items()]
 
 
 def _finite(steps, values):
@@ -41,9 +42,8 @@ def _finite(steps, values):
     return steps[kept], values[kept]
 
 
-def _panel(name, curves):
+def _panel(name, curves, x_range):
     """One panel; `curves` is a list of (series, name, thin curves, bold curve)."""
-    x_range = _limits(np.concatenate([steps for _, _, thin, _ in curves for steps, _ in thin]), 0)
     singles = [np.percentile(values, MIDDLE) for _, _, thin, _ in curves for _, values in thin]
     y_range = _limits(np.concatenate(singles + [values for *_, (_, values) in curves]), 0.05)
     lines = []
