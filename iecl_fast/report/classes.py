@@ -29,19 +29,18 @@ def evaluations(group, names):
     """
     blocks = []
     for run in group.runs:
-        results = {"": run.result or {}, **run.evaluations}
-        for place, result in results.items():
-            about = " - ".join(
-                filter(None, (group.name, f"seed {plain(run.seed)}" if len(group.runs) > 1 else "", place))
-            )
+        seed = f"seed {plain(run.seed)}" if len(group.runs) > 1 else ""
+        for place, result in {"": run.result or {}, **run.evaluations}.items():
+            about = ", ".join(filter(None, (group.name, seed, place)))
+            classes = result.get("classes", names)
+            drawn = {key: _of_classes(f"{key.replace('_', ' ')}: {about}", key, result[key], classes) for key in result}
+            plainly = {
+                key: result[key] for key, block in drawn.items() if block is None and len(plain(result[key])) <= LONG
+            }
             if place:
-                short = {key: value for key, value in result.items() if len(plain(value)) <= LONG}
-                blocks.append(folded(about, named_values(short), opened=True))
-            for key, value in result.items():
-                blocks.append(
-                    _of_classes(f"{key.replace('_', ' ')} - {about}", key, value, result.get("classes", names))
-                )
-    return [block for block in blocks if block is not None]
+                blocks.append(folded(about, named_values(plainly), opened=True))
+            blocks += [block for block in drawn.values() if block is not None]
+    return blocks
 
 
 def _of_classes(title, key, value, names):

@@ -3,7 +3,7 @@
 import base64
 import html
 
-EMPTY_ELEMENTS = ("img", "line", "path", "polyline")  # they have no children and no end tag
+EMPTY_ELEMENTS = ("img", "line", "path", "polyline", "wbr")  # they have no children and no end tag
 
 
 class Markup(str):

@@ -20,7 +20,7 @@ def accuracy_table(groups):
     bodies.append(_body("Training", _training_rows(groups)))
     settings = differing_settings(groups)
     if settings:
-        rows = [_row(element("code", key), map(plain, values)) for key, values in settings.items()]
+        rows = [_row(_key(key), map(plain, values)) for key, values in settings.items()]
         bodies.append(_body("Settings that differ", rows))
     heads = [
         element("th", element("span", swatch(number), group.name, class_="name"), _badge(group), scope="col")
@@ -28,6 +28,12 @@ def accuracy_table(groups):
     ]
     head = element("thead", element("tr", element("td"), heads))
     return scrolling(element("table", head, bodies, class_="runs"), "accuracies and settings of the runs")
+
+
+def _key(dotted):
+    """A dotted key, which may be broken behind its dots."""
+    group, dot, key = dotted.rpartition(".")
+    return element("code", group + dot, element("wbr"), key)
 
 
 def scrolling(table, label):
