@@ -23,7 +23,7 @@ not.
 
 def parser():
     command = Parser(prog="iecl-fast report", description=DESCRIPTION, epilog=EXAMPLES)
-    command.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or folder of iecl-fast sweep")
+    command.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or folder of iecl-fast sweep or evaluate")
     command.add_argument("--output", default="report.html", metavar="FILE", help="a new file (default: report.html)")
     return command
 

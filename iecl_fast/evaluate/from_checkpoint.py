@@ -12,6 +12,30 @@ from iecl_fast.engine.folder import RunFolder
 from iecl_fast.evaluate.protocols import measure
 
 
+def checkpoint_path(checkpoint):
+    """The file of a checkpoint that is named by itself or by its run folder."""
+    path = Path(checkpoint)
+    return RunFolder(path).checkpoint if path.is_dir() else path
+
+
+def restore_method(state, config, path):
+    """The method as it was saved, on the CPU.
+
+    Args:
+        state: what `load_checkpoint` gives.
+        config: `Config` whose method, ring, SAIB and encoder are the saved ones.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        UsageError: the weights are of another method.
+    """
+    # As many images on each device as in the run: SAIB may depend on it.
+    batch_size = config.trainer.batch_size // len(state["rng"])
+    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"])
+    load_part(method, state["method"], path)
+    return method
+
+
 def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
     """Accuracy of a checkpoint's backbone.
 
@@ -26,9 +50,14 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
     Raises:
         UsageError: no checkpoint, a damaged one, or data that is not there.
     """
-    state, config, backbone = load_backbone(checkpoint, overrides=overrides)
+    path = checkpoint_path(checkpoint)
+    state = load_checkpoint(path)
+    config = resolve(merge(state["config"], overrides or {}))
+    for group in ("method", "ring", "saib", "encoder"):
+        if config.to_dict()[group] != state["config"][group]:
+            raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
     fabric = Fabric(accelerator=build.accelerator(config.trainer), devices=1)
-    backbone = backbone.to(fabric.device)
+    backbone = restore_method(state, config, path).backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)
     with build.threads(config.trainer):
         accuracies = measure(
@@ -42,37 +71,4 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
             workers=config.data.workers,
             probe_views=build.probe_views(config),
         )
-    path = str(checkpoint_file(checkpoint))
-    return {"checkpoint": path, "data": config.data.name, "step": state["step"], **accuracies}
-
-
-def checkpoint_file(checkpoint):
-    """The file of a checkpoint that is given as such or by its run folder."""
-    path = Path(checkpoint)
-    return RunFolder(path).checkpoint if path.is_dir() else path
-
-
-def load_backbone(checkpoint, *, overrides=None):
-    """The encoder of a checkpoint.
-
-    Args:
-        checkpoint: a checkpoint file, or a run folder.
-        overrides: nested mapping over the run's configuration; the encoder itself cannot be changed.
-
-    Returns:
-        (what `load_checkpoint` gives, `Config` with the overrides, the backbone on the CPU).
-
-    Raises:
-        UsageError: no checkpoint, a damaged one, or overrides that are not allowed.
-    """
-    path = checkpoint_file(checkpoint)
-    state = load_checkpoint(path)
-    config = resolve(merge(state["config"], overrides or {}))
-    for group in ("method", "ring", "saib", "encoder"):
-        if config.to_dict()[group] != state["config"][group]:
-            raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
-    # As many images on each device as in the run: SAIB may depend on it.
-    batch_size = config.trainer.batch_size // len(state["rng"])
-    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"])
-    load_part(method, state["method"], path)
-    return state, config, method.backbone
+    return {"checkpoint": str(path), "data": config.data.name, "step": state["step"], **accuracies}

@@ -17,40 +17,68 @@ PAIRS = 8  # most frequent confusions that are listed
 LONG = 200  # characters of a value that the plain table has no room for
 
 
-def evaluations(group, names):
-    """Everything that evaluations of a group's runs hold beside the accuracies of the first table.
+def run_results(about, run, names):
+    """What a run's own result.json says about single classes.
 
     Args:
-        group: `Group`.
+        about: the run, in words.
+        run: `Run`.
         names: of the data's classes, None where they are not known.
 
     Returns:
         list of `Markup`.
     """
+    return _drawn(about, run.result or {}, names)[0]
+
+
+def evaluation(about, evaluation, names):
+    """A later evaluation: its figures, what it says about single classes, the pictures it has left.
+
+    Args:
+        about: the run, in words; empty where there is none.
+        evaluation: `Evaluation`.
+        names: of the classes of the run's data, None where they are not known.
+
+    Returns:
+        list of `Markup`.
+    """
     blocks = []
-    for run in group.runs:
-        seed = f"seed {plain(run.seed)}" if len(group.runs) > 1 else ""
-        for place, result in {"": run.result or {}, **run.evaluations}.items():
-            about = ", ".join(filter(None, (group.name, seed, place)))
-            classes = result.get("classes", names)
-            drawn = {key: _of_classes(f"{key.replace('_', ' ')}: {about}", key, result[key], classes) for key in result}
-            plainly = {
-                key: result[key] for key, block in drawn.items() if block is None and len(plain(result[key])) <= LONG
-            }
-            if place:
-                blocks.append(folded(about, named_values(plainly), opened=True))
-            blocks += [block for block in drawn.values() if block is not None]
+    for result in evaluation.results:
+        data = plain(result.get("data", "")) if len(evaluation.results) > 1 else ""
+        words = ", ".join(filter(None, (about, evaluation.name, data)))
+        drawn, left = _drawn(words, result, names)
+        blocks.append(folded(words, named_values(left), opened=True))
+        blocks += drawn
+    for path in sorted(evaluation.folder.glob("*.png")):
+        if not path.name.startswith("confusion"):  # that is drawn from its numbers
+            words = ", ".join(filter(None, (about, evaluation.name, path.stem)))
+            picture = element("img", src=data_address(path.read_bytes(), "png"), alt=words, class_="picture")
+            blocks.append(folded(words, picture, opened=True))
     return blocks
+
+
+def _drawn(about, result, names):
+    """Pictures of the values that are about classes, and a dict of the others, without those that are too long."""
+    blocks, left = [], {}
+    for key, value in result.items():
+        block = _of_classes(f"{key.replace('_', ' ')}: {about}", key, value, result.get("classes", names))
+        if block is not None:
+            blocks.append(block)
+        elif len(plain(value)) <= LONG:
+            left[key] = value
+    return blocks, left
 
 
 def _of_classes(title, key, value, names):
     """A picture of a value that is about classes; None for any other."""
-    if "per_class" in key:
+    if key.endswith(("_class_top1", "_per_class")):
+        if isinstance(value, list):
+            value = dict(zip(_names(names, len(value)), value, strict=True))
         if isinstance(value, dict):
-            names, value = list(value), list(value.values())
-        if _numbers(value):
-            return folded(title, _accuracies(value, _names(names, len(value))), opened=True)
-    if "confusion" in key and _square(value):
+            known = {name: share for name, share in value.items() if share is not None}  # None: without test images
+            if _numbers(list(known.values())):
+                return folded(title, _accuracies(list(known.values()), list(known)), opened=True)
+    if key.endswith("_confusion") and _square(value):
         return folded(title, _confusions(np.array(value, dtype=float), _names(names, len(value))), opened=True)
     return None
 

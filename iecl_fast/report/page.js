@@ -2,7 +2,7 @@
 // Curves: read values under the pointer, draw across a panel to look closer. Legends: show and hide, bring out a class.
 // Without this script the page shows the same things, all of them at once.
 
-const SVG = document.querySelector("svg")?.namespaceURI; // its address is not to stand in a page that has none
+const SVG = document.querySelector("svg")?.namespaceURI; // asked for, so that the page holds no address at all
 const panels = [...document.querySelectorAll(".panel")].map(readPanel);
 const resetButton = document.getElementById("reset");
 

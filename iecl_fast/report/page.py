@@ -10,7 +10,7 @@ from importlib import resources
 from iecl_fast import __version__
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.report.charts import before_and_after, scatter, series_style, swatch
-from iecl_fast.report.classes import evaluations
+from iecl_fast.report.classes import evaluation, run_results
 from iecl_fast.report.curves import curve_panels
 from iecl_fast.report.html import element, join
 from iecl_fast.report.pictures import neighbour_cards, views_picture
@@ -24,7 +24,7 @@ def report(paths):
     """One HTML page over runs.
 
     Args:
-        paths: run folders and folders of sweeps.
+        paths: run folders, folders of sweeps and of evaluations.
 
     Returns:
         str, the whole file.
@@ -32,19 +32,19 @@ def report(paths):
     Raises:
         UsageError: a folder is not there or holds no run; a configuration is damaged.
     """
-    groups = gather(paths)
+    groups, loose = gather(paths)
     looks = [_look(group) for group in groups]
     found = [(number, group, seen) for number, (group, seen) in enumerate(zip(groups, looks)) if seen is not None]
     sections = [
-        ("accuracies", "Accuracies", _accuracies(groups)),
+        ("accuracies", "Accuracies", _accuracies(groups) if groups else []),
         ("curves", "Curves", _curves(groups)),
         ("neighbours", "Neighbours", _neighbours(found)),
         ("features", "Features", _features(found)),
         ("views", "Views", _views(groups)),
-        ("evaluations", "Evaluations", _evaluations(groups, looks)),
+        ("evaluations", "Evaluations", _evaluations(groups, looks, loose)),
         ("background", "Environment and configuration", background(groups)),
     ]
-    return _fill(groups, [section for section in sections if section[2]])
+    return _fill(groups, loose, [section for section in sections if section[2]])
 
 
 def _look(group):
@@ -146,16 +146,26 @@ def _views(groups):
     return [element("p", words, class_="note"), element("div", figures, class_="side-by-side")]
 
 
-def _evaluations(groups, looks):
-    pairs = zip(groups, looks, strict=True)
-    return [block for group, seen in pairs for block in evaluations(group, seen.classes if seen else None)]
+def _evaluations(groups, looks, loose):
+    blocks = []
+    for group, seen in zip(groups, looks, strict=True):
+        names = seen.classes if seen else None
+        for run in group.runs:
+            about = f"{group.name}, seed {plain(run.seed)}" if len(group.runs) > 1 else group.name
+            blocks += run_results(about, run, names)
+            for one in run.evaluations:
+                blocks += evaluation(about, one, names)
+    for one in loose:
+        blocks += evaluation("", one, None)
+    return blocks
 
 
-def _fill(groups, sections):
+def _fill(groups, loose, sections):
     folder = resources.files("iecl_fast").joinpath("report")
     style, script, template = (folder.joinpath(f"page.{kind}").read_text() for kind in ("css", "js", "html"))
-    names = ", ".join(group.name for group in groups)
-    title = f"Report: {names}" if len(names) <= 60 else f"Report: {len(groups)} runs"
+    names = [one.name for one in (*groups, *loose)]
+    title = ", ".join(names)
+    title = f"Report: {title}" if len(title) <= 60 else f"Report: {len(names)} runs"
     links = [element("a", words, href=f"#{key}") for key, words, _ in sections]
     body = [element("section", element("h2", words), content, id=key) for key, words, content in sections]
     return string.Template(template).substitute(

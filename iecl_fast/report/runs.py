@@ -12,6 +12,21 @@ from iecl_fast.engine.logging import read_metrics
 
 
 @dataclass
+class Evaluation:
+    """What `iecl-fast evaluate` has left.
+
+    Attributes:
+        name: of its folder.
+        folder: `Path`.
+        results: the dicts of its result.json, one for each data set.
+    """
+
+    name: str
+    folder: Path
+    results: list
+
+
+@dataclass
 class Run:
     """One run folder.
 
@@ -21,7 +36,7 @@ class Run:
         result: dict of its result.json, None where the run is not finished.
         environment: dict of its environment.json, None where there is none.
         metrics: rows of its metrics.csv, dicts of numbers.
-        evaluations: dict from a file's path inside the folder to what that result.json of a later evaluation holds.
+        evaluations: list of `Evaluation`: those in folders inside the run's, and others of its checkpoint.
         notes: sentences about what is missing or damaged.
     """
 
@@ -30,7 +45,7 @@ class Run:
     result: dict | None = None
     environment: dict | None = None
     metrics: list = field(default_factory=list)
-    evaluations: dict = field(default_factory=dict)
+    evaluations: list = field(default_factory=list)
     notes: list = field(default_factory=list)
 
     @property
@@ -89,65 +104,99 @@ class Group:
 
 
 def gather(paths):
-    """The groups of run folders and of sweeps' folders, in the order given; what is given twice is taken once.
+    """The runs in folders, in the order given; what is given twice is taken once.
 
     Args:
-        paths: run folders, folders of `iecl-fast sweep`, or of one recipe in it.
+        paths: run folders, folders that hold some, as that of `iecl-fast sweep`, folders of `iecl-fast evaluate`.
 
     Returns:
-        list of `Group`.
+        (list of `Group`, list of `Evaluation` of checkpoints that are none of theirs).
 
     Raises:
-        UsageError: a folder is not there, or is neither.
+        UsageError: a folder is not there, or is none of these.
     """
-    folders, seen = [], set()
+    members, evaluated, seen = [], [], set()
     for path in map(Path, paths):
-        for members in _groups_in(path):
-            new = [member for member in members if member.resolve() not in seen]
-            seen.update(member.resolve() for member in new)
+        if (path / "config.yaml").is_file():
+            found = [([path], 1)]
+        elif not path.is_dir():
+            raise UsageError(f"there is no run folder {path}")
+        elif (path / "result.json").is_file():
+            found = []
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                evaluated.append(read_evaluation(path, path.resolve().name))
+        else:
+            found = _groups_in(path)
+        for folders, depth in found:
+            new = [folder for folder in folders if folder.resolve() not in seen]
+            seen.update(folder.resolve() for folder in new)
             if new:
-                folders.append(new)
-    names = _distinct_names([Path(os.path.abspath(_named_after(members))) for members in folders])
-    return [Group(name, [read_run(member) for member in members]) for name, members in zip(names, folders, strict=True)]
+                members.append((new, depth))
+    names = _distinct_names([(Path(os.path.abspath(_named_after(folders[0]))), depth) for folders, depth in members])
+    runs = [[read_run(folder) for folder in folders] for folders, _ in members]
+    loose = [
+        evaluation
+        for evaluation in evaluated
+        if not _give_to_its_run(evaluation, [run for group in runs for run in group])
+    ]
+    return [Group(name, group) for name, group in zip(names, runs, strict=True)], loose
+
+
+def _give_to_its_run(evaluation, runs):
+    """Add an evaluation to the run whose checkpoint it is of; False where there is none."""
+    of = Path(str(evaluation.results[0].get("checkpoint")) if evaluation.results else "").resolve()
+    for run in runs:
+        if run.folder.checkpoint.resolve() == of:
+            if all(evaluation.folder.resolve() != known.folder.resolve() for known in run.evaluations):
+                run.evaluations.append(evaluation)
+            return True
+    return False
 
 
 def _groups_in(path):
-    """Lists of run folders."""
-    if (path / "config.yaml").is_file():
-        return [[path]]
-    if not path.is_dir():
-        raise UsageError(f"there is no run folder {path}")
-    groups = [_seeds_in(folder) for folder in (path, *sorted(path.iterdir()))]
-    groups = [group for group in groups if group]
+    """The runs anywhere in a folder: (folders of ascending seed, parts of the name) of each recipe and of each run."""
+    groups = {}
+    for folder in sorted((file.parent for file in path.rglob("config.yaml")), key=_by_seed):
+        groups.setdefault(_named_after(folder), []).append(folder)
     if not groups:
         raise UsageError(
             f"{path} is no run folder, it has no config.yaml, nor a sweep's, it has no <recipe>/seed<number>/"
         )
-    return groups
+    order = _order_of_sweep(path)
+    labels = {parent: parent.relative_to(path).as_posix() for parent in groups}
+    parents = sorted(groups, key=lambda parent: (order.get(labels[parent], len(order)), labels[parent]))
+    return [(groups[parent], max(1, len(parent.relative_to(path).parts))) for parent in parents]
 
 
-def _seeds_in(folder):
-    """The run folders seed0, seed1, ... of a recipe."""
-    if not folder.is_dir():
-        return []
-    seeds = [entry for entry in folder.iterdir() if entry.name.startswith("seed") and entry.name[4:].isdecimal()]
-    return sorted(
-        (entry for entry in seeds if (entry / "config.yaml").is_file()), key=lambda entry: int(entry.name[4:])
-    )
+def _order_of_sweep(path):
+    """Places of the recipes in a sweep's summary: the order in which they were asked for."""
+    try:
+        return {label: place for place, label in enumerate(_read_json(path / "summary.json"))}
+    except (UsageError, OSError):
+        return {}
 
 
-def _named_after(members):
-    is_seed = len(members) > 1 or members[0].name.startswith("seed")
-    return members[0].parent if is_seed else members[0]
+def _is_seed(folder):
+    return folder.name.startswith("seed") and folder.name[4:].isdecimal()
+
+
+def _by_seed(folder):
+    return (int(folder.name[4:]) if _is_seed(folder) else 0, str(folder))
+
+
+def _named_after(folder):
+    """A run folder, or the recipe's that it is a seed of."""
+    return folder.parent if _is_seed(folder) else folder
 
 
 def _distinct_names(paths):
-    """For each path its last part, and as many parts before it as tell it from the others."""
+    """For each (path, number) that many last parts of the path, and as many before them as tell it from the others."""
     names = []
-    for path in paths:
-        for length in range(1, len(path.parts) + 1):
+    for path, depth in paths:
+        for length in range(depth, len(path.parts) + 1):
             name = "/".join(path.parts[-length:])
-            if sum(other.parts[-length:] == path.parts[-length:] for other in paths) == 1:
+            if sum(other.parts[-length:] == path.parts[-length:] for other, _ in paths) == 1:
                 break
         names.append(name)
     return names
@@ -168,12 +217,25 @@ def read_run(path):
     if folder.metrics.is_file():
         run.metrics = _noting(run, lambda: _read_metrics(folder.metrics)) or []
     for file in sorted({*folder.path.glob("*/result.json"), *folder.path.glob("*/*/result.json")}):
-        content = _noting(run, lambda file=file: _read_json(file))
-        if content is not None:
-            run.evaluations[str(file.parent.relative_to(folder.path))] = content
+        name = str(file.parent.relative_to(folder.path))
+        evaluation = _noting(run, lambda file=file, name=name: read_evaluation(file.parent, name))
+        if evaluation is not None:
+            run.evaluations.append(evaluation)
     if not folder.checkpoint.is_file():
         run.notes.append("There is no checkpoint: its features cannot be looked at.")
     return run
+
+
+def read_evaluation(folder, name):
+    """The `Evaluation` in a folder.
+
+    Raises:
+        UsageError: its result.json is damaged.
+    """
+    content = _read_json(folder / "result.json")
+    several = content.get("data_sets")
+    is_list = isinstance(several, list) and all(isinstance(one, dict) for one in several)
+    return Evaluation(name, folder, several if is_list else [content])
 
 
 def _noting(run, read):

@@ -9,9 +9,11 @@ from torch.utils.data import Subset
 
 from iecl_fast.data import balanced_rows
 from iecl_fast.engine import build
+from iecl_fast.engine.checkpoint import load_checkpoint
+from iecl_fast.engine.config import resolve
 from iecl_fast.engine.errors import RunError
 from iecl_fast.evaluate.features import extract_features
-from iecl_fast.evaluate.from_checkpoint import load_backbone
+from iecl_fast.evaluate.from_checkpoint import checkpoint_path, restore_method
 
 TESTS = 1000  # test images, at most
 GALLERY = 4000  # training images among which neighbours are looked for, at most
@@ -75,10 +77,12 @@ def look(checkpoint):
         UsageError: no checkpoint, a damaged one, or its data is not there.
         RunError: an image cannot be read, or a feature is no number.
     """
-    state, config, backbone = load_backbone(checkpoint)
+    path = checkpoint_path(checkpoint)
+    state = load_checkpoint(path)
+    config = resolve(state["config"])
     # The run's own accelerator need not be here.
     fabric = Fabric(accelerator=build.accelerator(replace(config.trainer, accelerator="auto")), devices=1)
-    backbone = backbone.to(fabric.device)
+    backbone = restore_method(state, config, path).backbone.to(fabric.device)
     train, test, _ = build.evaluation_data(config)
     tests, gallery = Subset(test, _test_rows(test.labels)), Subset(train, _some(train.labels, GALLERY))
     loading = {"fabric": fabric, "batch_size": config.evaluate.batch_size, "workers": config.data.workers}

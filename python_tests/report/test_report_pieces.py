@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 from importlib import resources
 from types import SimpleNamespace
 
@@ -16,11 +17,11 @@ from iecl_fast.data import LabelledImages
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.report import samples
 from iecl_fast.report.charts import GLYPHS, SERIES, scatter
-from iecl_fast.report.classes import evaluations
+from iecl_fast.report.classes import evaluation, run_results
 from iecl_fast.report.curves import UNIT, curve_panels, ticks
 from iecl_fast.report.html import Markup, element
 from iecl_fast.report.projection import project
-from iecl_fast.report.runs import Group, Run, differing_settings, gather
+from iecl_fast.report.runs import Evaluation, Group, Run, differing_settings, gather
 from report_pages import Page
 
 
@@ -36,15 +37,25 @@ def test_text_becomes_markup_only_through_element():
 
 
 def test_gathering_runs_sweeps_and_recipes(runs):
-    groups = gather([runs / "iecl", runs / "sweep", runs / "iecl", runs / "sweep" / "warm"])
+    groups, loose = gather([runs / "iecl", runs / "sweep", runs / "iecl", runs / "sweep" / "warm"])
+    assert loose == []
     assert [group.name for group in groups] == ["iecl", "warm"]
     assert [run.seed for run in groups[1].runs] == [3, 10]  # in the order of numbers, not of letters
     assert groups[1].figures("knn_top1") == [0.5, 0.75]
-    assert gather([runs / "sweep" / "warm" / "seed10"])[0].name == "warm"
+    for folder, names in ((runs / "sweep" / "warm" / "seed10", ["warm"]), (runs, ["iecl", "moco", "sweep/warm"])):
+        assert [group.name for group in gather([folder])[0]] == names
+
+
+def test_a_sweep_over_values_is_in_the_order_it_was_asked_for(runs, tmp_path):
+    values = ("ten", "nine", "0.1")
+    for value in values:
+        shutil.copytree(runs / "sweep" / "warm" / "seed3", tmp_path / "cold" / value / "seed3")
+    (tmp_path / "summary.json").write_text(json.dumps({f"cold/{value}": {} for value in values}))
+    assert [group.name for group in gather([tmp_path])[0]] == [f"cold/{value}" for value in values]
 
 
 def test_runs_of_one_name_are_told_apart(runs, copy):
-    names = [group.name for group in gather([runs / "moco", copy("moco", "moco")])]
+    names = [group.name for group in gather([runs / "moco", copy("moco", "moco")])[0]]
     assert len(set(names)) == 2 and all(name.endswith("/moco") for name in names)
     with pytest.raises(UsageError, match="there is no run folder"):
         gather([runs / "moco", runs / "none"])
@@ -99,27 +110,54 @@ def test_ticks_are_round_and_inside(limits, expected):
         np.testing.assert_allclose(numbers, expected, atol=1e-12)
 
 
-def test_evaluations_show_classes_and_confusions():
+def evaluated(tmp_path, *results):
+    return evaluation("run", Evaluation("linear", tmp_path, list(results)), ["<cat>", "dog", "fox"])
+
+
+def test_an_evaluation_shows_classes_and_confusions(tmp_path):
     confusion = [[8, 2, 0], [1, 9, 0], [0, 5, 5]]
-    result = {"linear_confusion": confusion, "linear_per_class": [0.8, 0.9, 0.5], "linear_top1": 0.73}
-    run = run_with(result={}, evaluations={"linear": result})
-    page = Page("".join(evaluations(Group("a", [run]), ["<cat>", "dog", "fox"])))
+    by_class = {"<cat>": 0.8, "dog": 0.9, "fox": 0.5, "owl": None}
+    result = {"linear_confusion": confusion, "linear_class_top1": by_class, "linear_top1": 0.73}
+    page = Page("".join(evaluated(tmp_path, result)))
     assert page.problems == []
     counts = [text for attributes, text in page.named("td") if attributes.get("style")]
     assert counts == [str(count) for row in confusion for count in row]
     assert "fox as dog, 50.0 %; <cat> as dog, 20.0 %; dog as <cat>, 10.0 %" in page.text
     assert [text for _, text in page.named("span", "name")] == ["fox", "<cat>", "dog"]  # the worst first
-    assert "0.73" in page.text
+    assert "0.73" in page.text and "linear_class_top1" not in page.text
 
 
-def test_confusions_of_many_classes_are_a_picture():
-    run = run_with(
-        result={"linear_confusion": np.eye(30).tolist(), "linear_per_class": {str(n): 0.1 for n in range(50)}}
-    )
-    page = Page("".join(evaluations(Group("a", [run]), None)))
+def test_confusions_of_many_classes_are_a_picture(tmp_path):
+    by_class = {str(number): 0.1 for number in range(50)}
+    page = Page("".join(evaluated(tmp_path, {"knn_confusion": np.eye(30).tolist(), "box_map_per_class": by_class})))
     assert page.named("img", "heat")[0][0]["alt"].startswith("confusions of 30 classes")
     assert "10 better ones are left out" in page.text
-    assert evaluations(Group("a", [run_with(result={"knn_top1": 0.5})]), None) == []
+    assert run_results("run", run_with(result={"knn_top1": 0.5}), None) == []
+
+
+def test_results_with_other_values_are_shown_plainly(tmp_path):
+    odd = {"linear_per_class": "n/a", "linear_confusion": [[1, 2]], "notes": ["x" * 500]}
+    page = Page("".join(evaluated(tmp_path, odd)))
+    assert page.problems == [] and "n/a" in page.text and "xxx" not in page.text
+    assert json.dumps([[1, 2]]) in page.text
+
+
+def test_evaluations_come_to_their_run_or_stand_alone(runs, tmp_path):
+    checkpoint = str(runs / "moco" / "checkpoints" / "last.ckpt")
+    for name, content in (
+        ("own", {"checkpoint": checkpoint, "knn_top1": 0.5}),
+        ("several", {"data_sets": [{"checkpoint": checkpoint, "data": "a"}, {"checkpoint": checkpoint, "data": "b"}]}),
+        ("foreign", {"checkpoint": "elsewhere"}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(content))
+    Image.new("RGB", (4, 4)).save(tmp_path / "foreign" / "predictions.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "foreign" / "confusion.png")
+    (group,), loose = gather([runs / "moco", *(tmp_path / name for name in ("own", "several", "foreign", "own"))])
+    assert [one.name for one in group.runs[0].evaluations] == ["own", "several"]
+    assert [result["data"] for result in group.runs[0].evaluations[1].results] == ["a", "b"]
+    page = Page("".join(evaluation("", *loose, None)))
+    assert [attributes["alt"] for attributes, _ in page.named("img")] == ["foreign, predictions"]
 
 
 @pytest.fixture
@@ -264,10 +302,3 @@ def test_the_printed_page_has_the_light_colours():
     style = resources.files("iecl_fast").joinpath("report", "page.css").read_text()
     series = re.findall(r"--series-(\d): (#[0-9a-f]{6})", style)
     assert len(series) == 3 * SERIES and series[:SERIES] == series[2 * SERIES :]
-
-
-def test_results_with_other_values_are_left_alone():
-    odd = {"linear_per_class": "n/a", "linear_confusion": [[1, 2]], "notes": ["x" * 500]}
-    page = Page("".join(evaluations(Group("a", [run_with(result={}, evaluations={"e": odd})]), None)))
-    assert page.problems == [] and "n/a" in page.text and "xxx" not in page.text
-    assert json.dumps([[1, 2]]) in page.text
