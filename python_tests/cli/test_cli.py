@@ -201,7 +201,7 @@ def test_keyboard_interrupt_outside_a_run(monkeypatch, capsys):
     assert capsys.readouterr().err == "iecl-fast: interrupted\n"
 
 
-@pytest.mark.parametrize("command", [["pretrain"], ["evaluate"], ["sweep"], ["doctor"], []])
+@pytest.mark.parametrize("command", [["pretrain"], ["evaluate"], ["sweep"], ["report"], ["doctor"], []])
 def test_help(command, capsys):
     assert main([*command, "--help"]) == 0
     text = capsys.readouterr().out
