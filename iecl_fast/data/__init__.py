@@ -10,10 +10,12 @@ from iecl_fast.data.datasets import (
     default_root,
 )
 from iecl_fast.data.readable import Readable
+from iecl_fast.data.statistics import channel_statistics
 from iecl_fast.data.views import (
     GaussianBlur,
     ViewsDataset,
     evaluation_transform,
+    pixel_transform,
     training_transform,
     view_options,
 )
@@ -27,9 +29,11 @@ __all__ = [
     "ViewsDataset",
     "balanced_rows",
     "build_dataset",
+    "channel_statistics",
     "dataset_info",
     "default_root",
     "evaluation_transform",
+    "pixel_transform",
     "training_transform",
     "view_options",
 ]
