@@ -157,7 +157,8 @@ def _read_torch(path):
     except Exception as error:  # an unpickler that meets damaged bytes may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(f"{path} cannot be read as a torchvision, Detectron2 or safetensors file: {reason}") from None
-    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    entries = state.items() if isinstance(state, dict) else [(None, state)]
+    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in entries):
         raise UsageError(f"{path} is no state_dict: it must hold a dict from names to tensors, and nothing else")
     return dict(state)
 
