@@ -9,10 +9,12 @@ from iecl_fast.data.datasets import (
     dataset_info,
     default_root,
 )
+from iecl_fast.data.statistics import channel_statistics
 from iecl_fast.data.views import (
     GaussianBlur,
     ViewsDataset,
     evaluation_transform,
+    pixel_transform,
     training_transform,
     view_options,
 )
@@ -25,9 +27,11 @@ __all__ = [
     "ViewsDataset",
     "balanced_rows",
     "build_dataset",
+    "channel_statistics",
     "dataset_info",
     "default_root",
     "evaluation_transform",
+    "pixel_transform",
     "training_transform",
     "view_options",
 ]

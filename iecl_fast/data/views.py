@@ -116,7 +116,16 @@ def evaluation_transform(
     The shorter side is resized to ``image_size / crop_ratio`` and the middle is cut out; ImageNet's usual 256 and 224
     are ``crop_ratio=0.875``.
     """
-    return v2.Compose([v2.Resize(round(image_size / crop_ratio)), v2.CenterCrop(image_size), *_standardise(mean, std)])
+    return v2.Compose([*_middle(image_size, crop_ratio), *_standardise(mean, std)])
+
+
+def pixel_transform(*, image_size: int, crop_ratio: float = 1.0) -> v2.Transform:
+    """What :func:`evaluation_transform` standardises, as uint8: (3, ``image_size``, ``image_size``)."""
+    return v2.Compose([*_middle(image_size, crop_ratio), v2.PILToTensor()])
+
+
+def _middle(image_size: int, crop_ratio: float) -> list[v2.Transform]:
+    return [v2.Resize(round(image_size / crop_ratio)), v2.CenterCrop(image_size)]
 
 
 def _standardise(mean: tuple[float, float, float], std: tuple[float, float, float]) -> list[v2.Transform]:

@@ -4,7 +4,15 @@ from contextlib import contextmanager
 
 import torch
 
-from iecl_fast.data import ViewsDataset, build_dataset, dataset_info, evaluation_transform, training_transform
+from iecl_fast.data import (
+    ViewsDataset,
+    balanced_rows,
+    build_dataset,
+    dataset_info,
+    evaluation_transform,
+    pixel_transform,
+    training_transform,
+)
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.ring import AdaptiveRingSchedule, RingSchedule, ring_ranks
 from iecl_fast.ssl import METHODS, accepts, build_backbone, build_lab_backbone, build_method
@@ -46,27 +54,61 @@ def training_views(config):
 
 def evaluation_data(config):
     """The labelled images, without random changes: the training part, the test part, the number of classes."""
-    data, views = config.data, config.views
+    data = config.data
     with _of_group("data"):
-        info = dataset_info(data.name, root=data.root)
-        transform = evaluation_transform(
-            image_size=views["image_size"], mean=views["mean"], std=views["std"], crop_ratio=info.crop_ratio
-        )
-        train = build_dataset(data.name, split="train", limit=data.limit, transform=transform, **_location(data))
-        test = build_dataset(data.name, split="test", transform=transform, **_location(data))
-    return train, test, info.num_classes
+        test = build_dataset(data.name, split="test", transform=_plain_view(config), **_location(data))
+    train = _labelled_images(config, _plain_view(config))
+    return train, test, len(train.classes)
+
+
+def labelled_views(config):
+    """The labelled training images, cropped and mirrored: items ([view], label, index)."""
+    kept = {name: config.views[name] for name in ("image_size", "mean", "std", "crop_scale", "rotate", "flip")}
+    transform = training_transform(**kept, jitter_probability=0.0, gray=0.0, blur=0.0)
+    return ViewsDataset(_labelled_images(config), transform, num_views=1, seed=config.seed)
 
 
 def probe_views(config):
-    """The labelled training images, cropped and mirrored, for a probe of the feature map; None where there is none."""
-    if config.evaluate.linear_features != "map":
-        return None
+    """What the linear probe computes features of in each epoch anew; None where they are computed once.
+
+    Feature maps are too large to be kept, so without crops they come from the images as they are.
+    """
+    protocol = config.evaluate.linear_protocol()
+    if protocol is not None and protocol.crops:
+        return labelled_views(config)
+    if protocol is not None and protocol.features == "map":
+        return ViewsDataset(_labelled_images(config), _plain_view(config), num_views=1, seed=config.seed)
+    return None
+
+
+def training_pixels(config):
+    """The training images as evaluation sees them, but not standardised: items (uint8 (3, H, W), label)."""
     data = config.data
     with _of_group("data"):
-        images = build_dataset(data.name, split="train", limit=data.limit, **_location(data))
-    kept = {name: config.views[name] for name in ("image_size", "mean", "std", "crop_scale", "rotate", "flip")}
-    transform = training_transform(**kept, jitter_probability=0.0, gray=0.0, blur=0.0)
-    return ViewsDataset(images, transform, num_views=1, seed=config.seed)
+        crop_ratio = dataset_info(data.name, root=data.root).crop_ratio
+        transform = pixel_transform(image_size=config.views["image_size"], crop_ratio=crop_ratio)
+        return build_dataset(data.name, split="train", limit=data.limit, transform=transform, **_location(data))
+
+
+def _labelled_images(config, transform=None):
+    """The training images whose labels are used."""
+    data, fraction = config.data, config.evaluate.labels
+    with _of_group("data"):
+        images = build_dataset(data.name, split="train", limit=data.limit, transform=transform, **_location(data))
+    if fraction == 1:
+        return images
+    chosen = max(len(images.labels.unique()), round(fraction * len(images)))
+    return images.subset(balanced_rows(images.labels, chosen, seed=config.seed))
+
+
+def _plain_view(config):
+    """The view without chance."""
+    views = config.views
+    with _of_group("data"):
+        crop_ratio = dataset_info(config.data.name, root=config.data.root).crop_ratio
+    return evaluation_transform(
+        image_size=views["image_size"], mean=views["mean"], std=views["std"], crop_ratio=crop_ratio
+    )
 
 
 def _location(data):

@@ -1,5 +1,6 @@
-"""Features of a frozen backbone, computed once."""
+"""Features of a frozen backbone, computed once, and that it is frozen."""
 
+import itertools
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +20,30 @@ def frozen(module):
     finally:
         for submodule, mode in training.items():
             submodule.training = mode
+
+
+@contextmanager
+def unchanged(module):
+    """Compare all parameters and buffers afterwards with what they were.
+
+    Raises:
+        RunError: one of them is not the same any more, to the bit (NaN is NaN).
+    """
+    before = {name: tensor.detach().clone() for name, tensor in _tensors(module)}
+    yield module
+    after = dict(_tensors(module))
+    changed = [name for name in before if name not in after or not _equal(before[name], after[name])]
+    if changed or len(before) != len(after):
+        names = ", ".join(changed) or "there are new ones"
+        raise RunError(f"the encoder was to stay frozen, but its parameters or buffers have changed: {names}")
+
+
+def _tensors(module):
+    return itertools.chain(module.named_parameters(), module.named_buffers())
+
+
+def _equal(a, b):
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point())
 
 
 def extract_features(backbone, dataset, *, fabric, batch_size, workers=0):

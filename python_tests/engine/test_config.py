@@ -193,7 +193,7 @@ def test_differences_name_each_key_and_leave_out_what_may_differ():
 
 
 def test_what_may_differ_exists():
-    flat = configuration._flatten(resolve({}).to_dict())
+    flat = configuration.flatten(resolve({}).to_dict())
     assert set(MAY_DIFFER) <= flat.keys()
 
 
