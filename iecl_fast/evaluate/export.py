@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from iecl_fast.engine.checkpoint import load_checkpoint, whole_file
-from iecl_fast.engine.config import merge, resolve
+from iecl_fast.engine.config import resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.evaluate import detectron2
 from iecl_fast.evaluate.from_checkpoint import checkpoint_path, restore_method
@@ -81,8 +81,8 @@ def export_checkpoint(checkpoint, file_format, output=None):
 
 
 def _backbone_of(checkpoint, path):
-    # The views are all in the checkpoint: any data that is always there does.
-    config = resolve(merge(checkpoint["config"], {"data": {"name": "digits"}}))
+    # The views are all in the checkpoint: data that are always there stand in for the run's. Nothing is evaluated.
+    config = resolve(checkpoint["config"] | {"data": {"name": "digits"}, "evaluate": {}})
     backbone = restore_method(checkpoint, config, path).backbone
     if not isinstance(backbone, ResNetBackbone):
         raise UsageError(
@@ -157,7 +157,8 @@ def _read_torch(path):
     except Exception as error:  # an unpickler that meets damaged bytes may raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(f"{path} cannot be read as a torchvision, Detectron2 or safetensors file: {reason}") from None
-    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+    entries = state.items() if isinstance(state, dict) else [(None, state)]
+    if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in entries):
         raise UsageError(f"{path} is no state_dict: it must hold a dict from names to tensors, and nothing else")
     return dict(state)
 
