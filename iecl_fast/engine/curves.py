@@ -65,7 +65,7 @@ def mean_columns(runs):
         return {}
     runs = [rows[: min(map(len, runs))] for rows in runs]
     steps = np.array([row["step"] for row in runs[0]])
-    names = [name for name in runs[0][0] if name not in ("step", "epoch")]
+    names = [name for name in runs[0][0] if name not in ("step", "epoch") and all(name in rows[0] for rows in runs)]
     names.sort(key=lambda name: name != "loss")
     return {name: (steps, np.mean([[row[name] for row in rows] for rows in runs], axis=0)) for name in names}
 
