@@ -92,7 +92,8 @@ def ring_info_nce(
     always in the denominator. ``lower=0, upper=100`` is the plain loss over all keys.
 
     Deterministic: the same inputs give the same bits, forward and backward, on any number of threads. Finite for finite
-    inputs at any temperature from 1e-3 on. Has no second derivative.
+    inputs at any temperature from 1e-3 on, as long as sums of similarities and of keys stay in float32's range. Has no
+    second derivative.
 
     Args:
         query, positive_key: (N, C), float32, float16 or bfloat16, any strides.
@@ -129,7 +130,7 @@ def ring_info_nce(
         torch._assert_async(
             ((temperature > 0) & (temperature < math.inf)).all(), "temperature is not allowed: a positive number"
         )
-    inputs = (query, positive_key, keys, temperature)
+    inputs = (query, positive_key, keys, temperature.reshape(()))
     _refuse_tangents("ring_info_nce", *inputs)
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     operator, percentiles = torch.ops.iecl_fast.ring_info_nce, (lower, upper)
