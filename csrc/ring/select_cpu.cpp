@@ -11,7 +11,6 @@ namespace {
 constexpr int64_t kBlockBytes = int64_t{16} << 20;  // for what a block keeps of its queries
 constexpr int64_t kUnsampled = 4096;  // so few keys are all recorded
 constexpr int64_t kEntryBytes = sizeof(float) + sizeof(uint16_t);
-constexpr int64_t kSampleTile = 192;  // the sample is a multiple of it
 // Half-widths of a bracket in standard deviations: both boundaries are inside for all but one in 10,000 queries.
 constexpr double kDeviations = 4.0;
 constexpr int64_t kTolerance = 8;  // ranks of the sample by which an end of a bracket may lie further out
@@ -22,11 +21,6 @@ int64_t sample_size(int64_t num_keys) {
   const double balanced = 1.8 * std::cbrt(static_cast<double>(num_keys) * static_cast<double>(num_keys));
   return static_cast<int64_t>(balanced) / kSampleTile * kSampleTile;
 }
-
-// A rank in the sample below and one above the place of a rank among all keys; -1 and m where the sample ends.
-struct SampleRanks {
-  int64_t below, above;
-};
 
 SampleRanks sample_ranks(int64_t rank, int64_t num_keys, int64_t size) {
   const double share = static_cast<double>(rank) / static_cast<double>(num_keys);
@@ -127,71 +121,91 @@ void for_each_block(const Problem& problem, double bytes_per_row,
   }
 }
 
-std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, bool bracketed, ParallelFor parallel) {
-  const int64_t num_keys = problem.keys.rows, size = bracketed ? sample_size(num_keys) : 0;
-  const auto needs_lower = [&](int64_t row) { return below(problem, block.rows[row]); };
-  const auto needs_upper = [&](int64_t row) { return above(problem, block.rows[row]); };
-  const auto excludes = [&](int64_t row) { return excludes_one(problem, block.rows[row]); };
+KeySample::KeySample(const Matrix& keys, int64_t size, ParallelFor parallel)
+    : indices_(sample_keys(keys.rows, size)), tiles_((size + kSampleTile - 1) / kSampleTile) {
+  parallel(static_cast<int64_t>(tiles_.size()), [&](int64_t part) {
+    const int64_t first = part * kSampleTile;
+    tiles_[part] = std::make_unique<KeyTile>(keys, kSampleTile);
+    tiles_[part]->gather(indices_.data() + first, static_cast<int>(std::min(kSampleTile, size - first)));
+  });
+}
 
+void KeySample::similarities(
+    const QueryBlock& block, int64_t group,
+    const std::function<void(int64_t first, int count, const float* similarity)>& visit) const {
+  const AlignedFloats similarity(kMaxGroup * kTile);
+  for (size_t part = 0; part < tiles_.size(); ++part) {
+    tiles_[part]->similarities(block, group, 1, similarity.get(), {});
+    visit(static_cast<int64_t>(part) * kSampleTile, tiles_[part]->count(), similarity.get());
+  }
+}
+
+std::vector<Window> windows_between(const Problem& problem, const QueryBlock& block, int64_t sample_size,
+                                    const std::function<Brackets(int64_t row)>& brackets, ParallelFor parallel) {
   std::vector<Window> windows(block.size());
   bool any = false;
   for (int64_t row = 0; row < block.size(); ++row) {
-    if (!needs_lower(row) && !needs_upper(row)) continue;
+    const Brackets wanted = brackets(row);
+    if (!wanted.has_lower && !wanted.has_upper) continue;
     any = true;
-    windows[row].inner_lower = needs_lower(row) || size == 0 ? kAboveAll : kBelowAll;
+    windows[row].inner_lower = wanted.has_lower || sample_size == 0 ? kAboveAll : kBelowAll;
     windows[row].inner_upper = kAboveAll;
   }
-  if (!any || size == 0) return windows;
+  if (!any || sample_size == 0) return windows;
 
   // The sample, packed once; then each group of queries by itself, its similarities in the second-level cache.
-  const std::vector<uint32_t> sample = sample_keys(num_keys, size);
-  std::vector<std::unique_ptr<KeyTile>> tiles(size / kSampleTile);
-  parallel(size / kSampleTile, [&](int64_t part) {
-    tiles[part] = std::make_unique<KeyTile>(problem.keys, kSampleTile);
-    tiles[part]->gather(sample.data() + part * kSampleTile, kSampleTile);
-  });
+  const KeySample sample(problem.keys, sample_size, parallel);
+  const std::vector<uint32_t>& indices = sample.indices();
   const int group_size = tile_kernels().group;
+  const int64_t stride = (sample_size + kSampleTile - 1) / kSampleTile * kSampleTile;
   parallel(block.groups, [&](int64_t group) {
-    const AlignedFloats similarity(kMaxGroup * kTile);
-    const std::unique_ptr<int32_t[]> keys(new int32_t[group_size * size + kSlack]);
-    for (int64_t part = 0; part < size / kSampleTile; ++part) {
-      tiles[part]->similarities(block, group, 1, similarity.get(), {});
+    const std::unique_ptr<int32_t[]> keys(new int32_t[group_size * stride + kSlack]);
+    sample.similarities(block, group, [&](int64_t first, int count, const float* similarity) {
       for (int i = 0; i < group_size; ++i) {
-        tile_kernels().order_keys(similarity.get() + i * kTile, kSampleTile, keys.get() + i * size + part * kSampleTile);
+        tile_kernels().order_keys(similarity + i * kTile, count, keys.get() + i * stride + first);
       }
-    }
+    });
     const int64_t end = std::min<int64_t>((group + 1) * group_size, block.size());
     for (int64_t row = group * group_size; row < end; ++row) {
-      int32_t* row_keys = keys.get() + row % group_size * size;
-      if (excludes(row)) {  // no candidate, so below all of them: every rank of a candidate moves up by one
+      int32_t* row_keys = keys.get() + row % group_size * stride;
+      if (excludes_one(problem, block.rows[row])) {
+        // No candidate, so below all of them: every rank of a candidate moves up by one.
         const auto excluded = static_cast<uint32_t>(problem.exclude[block.rows[row]]);
-        const auto found = std::lower_bound(sample.begin(), sample.end(), excluded);
-        if (found != sample.end() && *found == excluded) row_keys[found - sample.begin()] = kBelowAll.key;
+        const auto found = std::lower_bound(indices.begin(), indices.end(), excluded);
+        if (found != indices.end() && *found == excluded) row_keys[found - indices.begin()] = kBelowAll.key;
       }
-      const RankRange range = problem.range(block.rows[row]);
-      const int64_t shift = excludes(row) ? 1 : 0;
-      const SampleRanks lower = sample_ranks(range.lower + shift, num_keys, size);
-      const SampleRanks upper = sample_ranks(range.upper + shift, num_keys, size);
-      // Ascending, if not strictly; -1 and `size` stand for no place and are left out.
+      const auto [has_lower, has_upper, lower, upper] = brackets(row);
+      // Ascending, if not strictly; -1 and `sample_size` stand for no place and are left out.
       int64_t ranks[4] = {lower.below, lower.above, upper.below, upper.above};
       std::sort(ranks, ranks + 4);
       int64_t* first = std::upper_bound(ranks, ranks + 4, -1);
-      int64_t* last = std::lower_bound(first, ranks + 4, size);
+      int64_t* last = std::lower_bound(first, ranks + 4, sample_size);
       Place before[4], after[4];
-      tile_kernels().places_near(row_keys, sample.data(), size, first, last - first, kTolerance, before, after);
+      tile_kernels().places_near(row_keys, indices.data(), sample_size, first, last - first, kTolerance, before, after);
       const auto place = [&](int64_t rank, const Place* places) { return places[std::find(first, last, rank) - first]; };
       Window& window = windows[row];
-      if (needs_lower(row)) {
+      if (has_lower) {
         if (lower.below >= 0) window.lower = place(lower.below, before);
-        window.inner_lower = lower.above < size ? place(lower.above, after) : kAboveAll;
+        window.inner_lower = lower.above < sample_size ? place(lower.above, after) : kAboveAll;
       }
-      if (needs_upper(row)) {
+      if (has_upper) {
         window.inner_upper = upper.below >= 0 ? place(upper.below, before) : kBelowAll;
-        if (upper.above < size) window.upper = place(upper.above, after);
+        if (upper.above < sample_size) window.upper = place(upper.above, after);
       }
     }
   });
   return windows;
+}
+
+std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, bool bracketed, ParallelFor parallel) {
+  const int64_t num_keys = problem.keys.rows, size = bracketed ? sample_size(num_keys) : 0;
+  const auto brackets = [&](int64_t row) {
+    const int64_t number = block.rows[row], shift = excludes_one(problem, number) ? 1 : 0;
+    const RankRange range = problem.range(number);
+    return Brackets{below(problem, number), above(problem, number), sample_ranks(range.lower + shift, num_keys, size),
+                    sample_ranks(range.upper + shift, num_keys, size)};
+  };
+  return windows_between(problem, block, size, brackets, parallel);
 }
 
 void keep_members(std::vector<Window>& windows) {
@@ -300,11 +314,7 @@ std::vector<int64_t> Census::resolve_group(int64_t group, const std::vector<Wind
     const int64_t number = block_.rows[row];
     const RankRange range = problem_.range(number);
     const int64_t shift = problem_.exclude && problem_.exclude[number] >= 0 ? 1 : 0;
-    Tally total;
-    for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
-      total.below += tallies_[chunk * num_rows + row].below;
-      total.certain += tallies_[chunk * num_rows + row].certain;
-    }
+    const Tally total = this->total(row);
     const auto place = [&](int64_t rank, const Place& from, const Place& to) {
       const int64_t position = tile_kernels().select(keys[i].get(), counts[i], rank, from.key, to.key);
       return Place{keys[i][position], index(group, i, position)};
@@ -312,7 +322,9 @@ std::vector<int64_t> Census::resolve_group(int64_t group, const std::vector<Wind
 
     // Undecided entries below the certain ones come first in rank, those above them last.
     bool hit = true;
-    if (range.lower > 0) {
+    if (range.lower + shift == chunks_.keys) {  // an empty ring above all candidates
+      boundaries[row].lower = kAboveAll;
+    } else if (range.lower > 0) {
       const int64_t rank = range.lower + shift - total.below;
       hit = rank >= 0 && rank < counts[i];
       if (hit) boundaries[row].lower = place(rank, windows[row].lower, windows[row].inner_lower);
@@ -327,6 +339,15 @@ std::vector<int64_t> Census::resolve_group(int64_t group, const std::vector<Wind
     if (!hit) missed.push_back(number);
   }
   return missed;
+}
+
+Census::Tally Census::total(int64_t row) const {
+  Tally total;
+  for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
+    total.below += tallies_[chunk * block_.size() + row].below;
+    total.certain += tallies_[chunk * block_.size() + row].certain;
+  }
+  return total;
 }
 
 // Where a group's entries of a tile begin in the log; chunks without any have no log.
