@@ -54,9 +54,9 @@ class Exchange:
         if self.size == 1:
             return rows
         moved = rows.new_empty((sum(received), *rows.shape[1:]))
-        if rows[:1].numel() or moved[:1].numel():
-            # Bytes: not every backend moves 16-bit numbers.
-            dist.all_to_all_single(
-                moved.view(torch.uint8), rows.contiguous().view(torch.uint8), received, sent, group=self.group
-            )
+        width = rows.shape[1:].numel()
+        if width > 0:
+            # As bytes: not every backend moves 16-bit numbers.
+            to, of = (part.reshape(len(part), width).view(torch.uint8) for part in (moved, rows))
+            dist.all_to_all_single(to, of, received, sent, group=self.group)
         return moved

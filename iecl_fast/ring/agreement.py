@@ -145,8 +145,7 @@ def split(listed: Tensor, counts: Tensor, wanted: Tensor, exchange: Exchange) ->
 
     Args:
         listed: order keys of L lists, one list after the other, int32; ``counts`` (L,) of them here.
-        wanted: (L, B) int64, how many entries of all ranks' lists to take, the same on all ranks; 0 takes none, and what
-            is beyond all of them takes all.
+        wanted: (L, B) int64, how many entries of all ranks' lists to take, the same on all ranks, from none to all.
 
     Returns:
         (L, B) int64, how many of the lowest are this rank's.

@@ -1,7 +1,7 @@
 """What the holder of some of the keys does by itself for a ring over the keys of all ranks.
 
-On a CPU the C++ kernels of csrc/ring do it, on other devices plain PyTorch. Queries are (N, C), keys (K, C) with K of at
-least 1, ``exclude`` (N,) int64 indices into these keys, -1 for none, or None.
+On a CPU the C++ kernels of csrc/ring do it, on other devices plain PyTorch. Queries are (N, C) and keys (K, C), at
+least one of either; ``exclude`` holds (N,) int64 indices into these keys, -1 for none, or is None.
 
 Order keys are int32 that ascend with the similarity: -0 as 0, NaN of either sign highest.
 """
@@ -148,9 +148,7 @@ def draw(
 # ---- plain PyTorch ---------------------------------------------------------------------------------------------------
 
 
-def _plain_rows(
-    query: Tensor, keys: Tensor, exclude: Tensor | None
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _plain_rows(query: Tensor, keys: Tensor, exclude: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Some rows at a time: their similarities (n, K) float32, and which keys are candidates."""
     _library.warn_reference("ring.sharded", query.device.type)
     size = max(1, PLAIN_BYTES // (4 * len(keys)))

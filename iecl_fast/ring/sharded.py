@@ -153,9 +153,7 @@ class _Joined:
             totals = totals - (every >= 0).long()
             here = (every >= self.start) & (every < self.start + len(keys))
             self.exclude = torch.where(here, every - self.start, -1)
-        self.ranks = local_ranks(
-            self.query, keys, self.exclude, boundaries.contiguous(), totals, self.sizes, exchange
-        )
+        self.ranks = local_ranks(self.query, keys, self.exclude, boundaries.contiguous(), totals, self.sizes, exchange)
 
     def _meet(self, common: dict[str, float], wants_gradient: bool, count: int) -> None:
         values = [count, len(self.keys), wants_gradient, *common.values()]
@@ -177,8 +175,8 @@ class _Joined:
         """For this rank's queries what each rank's part of the ring adds up to.
 
         Returns:
-            log-sum-exp of the similarities over T (ranks, N) float64, and the mean keys with these weights (ranks, N, C)
-            float32, or (ranks, N, 0) if no rank wants a gradient.
+            Log-sum-exp of the similarities over T (ranks, N) float64, and the mean keys with these weights, float32
+            (ranks, N, C), or (ranks, N, 0) if no rank wants a gradient.
         """
         rows, channels = self.query.shape[0], self.query.shape[1] if self.wants_gradient else 0
         if rows == 0 or len(self.keys) == 0:
@@ -269,11 +267,11 @@ class _Draws:
         self.answered = [int(part.sum()) for part in wanted.split(joined.counts)]
         positions = joined.exchange.route(positions.flatten()[self.order].to(torch.int32), self.asked, self.answered)
 
-        # A matrix with a row for each query of all ranks; behind its draws the first of them again.
+        # A matrix with a row for each query of all ranks; behind its draws the first of them again and again.
         self.rows = torch.arange(len(wanted), device=wanted.device).repeat_interleave(wanted)
         starts = wanted.cumsum(dim=0) - wanted
         self.columns = torch.arange(len(positions), device=wanted.device) - starts[self.rows]
-        self.some = wanted > 0
+        self.wanted = wanted
         width = int(wanted.max()) if len(wanted) else 0
         self.similarities = joined.query.new_zeros((len(wanted), width), dtype=torch.float32)
         self.local = torch.zeros((len(wanted), width), dtype=torch.int64, device=wanted.device)
@@ -281,9 +279,9 @@ class _Draws:
             first = positions[starts.clamp(max=len(positions) - 1)].long()
             matrix = first[:, None].repeat(1, width)
             matrix[self.rows, self.columns] = positions.long()
-            matrix = matrix.masked_fill(~self.some[:, None], 0)
+            matrix = matrix.masked_fill(wanted[:, None] == 0, 0)
             self.similarities, local = shard.draw(joined.query, joined.keys, joined.ranks, joined.exclude, matrix)
-            self.local = local.masked_fill(~self.some[:, None], 0)
+            self.local = local.masked_fill(wanted[:, None] == 0, 0)
 
     def answer(self, matrix: Tensor) -> Tensor:
         """What this rank has for each draw of all ranks' queries, to those who asked: (N, num_samples)."""
@@ -301,8 +299,12 @@ class _Draws:
         matrix[self.rows, self.columns] = joined.exchange.route(flat, self.asked, self.answered)
         parts = torch.zeros(joined.query.shape, device=matrix.device)
         if matrix.numel() > 0:
+            # The repetitions share the gradient of the first: with none of it an infinite key would give NaN.
+            repeated = torch.arange(matrix.shape[1], device=matrix.device) >= self.wanted[:, None]
+            share = matrix[:, :1] / (1 + repeated.sum(dim=1, keepdim=True))
+            matrix = torch.where(repeated, share, torch.cat([share, matrix[:, 1:]], dim=1))
             parts = torch.ops.iecl_fast.ring_sample_query_gradient(matrix, self.local, joined.keys)
-            parts = parts.masked_fill(~self.some[:, None], 0.0)
+            parts = parts.masked_fill(self.wanted[:, None] == 0, 0.0)
         total = torch.zeros((len(gradient), parts.shape[1]), dtype=torch.float64, device=parts.device)
         for part in joined.to_owners(parts):
             total = total + part

@@ -98,7 +98,7 @@ class CMC(nn.Module):
 
     Args:
         backbone: its two networks are trained.
-        num_images, dim, num_samples, momentum, temperature, head, loss, ring: as in
+        num_images, dim, num_samples, momentum, temperature, head, loss, sharded, ring: as in
             :class:`iecl_fast.ssl.instance.InstanceDiscrimination`, for each of the two banks.
 
     Attributes:
@@ -121,13 +121,20 @@ class CMC(nn.Module):
         temperature: float = 0.07,
         head: Literal["linear", "mlp"] = "linear",
         loss: Literal["softmax", "nce"] = "softmax",
+        sharded: bool = False,
         ring: RingSchedule | None = None,
     ):
         super().__init__()
         self.backbone = backbone
         self.luminance_head = ProjectionHead(backbone.luminance.feature_dim, dim, head)
         self.chroma_head = ProjectionHead(backbone.chroma.feature_dim, dim, head)
-        options = {"momentum": momentum, "temperature": temperature, "num_samples": num_samples, "loss": loss}
+        options = {
+            "momentum": momentum,
+            "temperature": temperature,
+            "num_samples": num_samples,
+            "loss": loss,
+            "sharded": sharded,
+        }
         self.luminance_contrast = BankContrast(num_images, dim, **options)
         self.chroma_contrast = BankContrast(num_images, dim, **options)
         self.ring = ring
@@ -148,7 +155,8 @@ class CMC(nn.Module):
         luminance = normalize_rows(self.luminance_head(self.backbone.luminance(luminance)))
         chroma = normalize_rows(self.chroma_head(self.backbone.chroma(chroma)))
         # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
-        losses = self._losses if self.ring is None else torch.compiler.disable(self._losses)
+        constant = self.ring is None and not self.chroma_contrast.sharded
+        losses = self._losses if constant else torch.compiler.disable(self._losses)
         losses = losses(luminance, chroma, index)
         if self.training:
             self.luminance_contrast.remember(luminance, index)

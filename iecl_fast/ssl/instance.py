@@ -26,6 +26,8 @@ class InstanceDiscrimination(nn.Module):
         temperature: of the loss.
         head: ``"linear"`` (the paper's) or ``"mlp"``.
         loss: ``"softmax"``, cross entropy; ``"nce"``, the paper's noise-contrastive estimate with a running Z.
+        sharded: each rank holds a part of the bank, where it is too large for one device; see
+            :class:`iecl_fast.memory_sharded.ShardedMemoryBank`.
         ring: percentiles of the other entries, by ascending similarity, that negatives are drawn from; None is all.
 
     Attributes:
@@ -48,12 +50,19 @@ class InstanceDiscrimination(nn.Module):
         temperature: float = 0.07,
         head: Literal["linear", "mlp"] = "linear",
         loss: Literal["softmax", "nce"] = "softmax",
+        sharded: bool = False,
         ring: RingSchedule | None = None,
     ):
         super().__init__()
         self.encoder = Encoder(backbone, ProjectionHead(backbone.feature_dim, dim, head))
         self.contrast = BankContrast(
-            num_images, dim, momentum=momentum, temperature=temperature, num_samples=num_samples, loss=loss
+            num_images,
+            dim,
+            momentum=momentum,
+            temperature=temperature,
+            num_samples=num_samples,
+            loss=loss,
+            sharded=sharded,
         )
         self.ring = ring
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
@@ -102,7 +111,7 @@ class InstanceDiscrimination(nn.Module):
 
     def _is_constant(self) -> bool:
         """Whether the loss is the same function at every step."""
-        return self.ring is None
+        return self.ring is None and not self.contrast.sharded
 
     def _loss(self, queries: Tensor, index: Tensor) -> Tensor:
         return self.contrast(queries, index, self.percentiles())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accuracy import assert_as_accurate
-from iecl_fast import ring_info_nce, ring_sample
+from iecl_fast import ring_sample
 from iecl_fast.ring import agreement, reference, shard, sharded
 from ring.cases import DTYPES, KINDS, query_and_keys
 from ring.test_info_nce import plain_loss
