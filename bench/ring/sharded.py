@@ -19,8 +19,9 @@ from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import sharded
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "python_tests"))
-from ranks import run_on_ranks  # noqa: E402
-from traffic import counted_traffic  # noqa: E402
+from traffic import counted_traffic
+
+from ranks import run_on_ranks
 
 SAMPLES = 4096
 
