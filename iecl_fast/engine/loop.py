@@ -1,5 +1,6 @@
 """The steps of a run: batches, losses, the optimiser, the log, and when to write a checkpoint or stop."""
 
+import itertools
 import math
 import signal
 from contextlib import nullcontext
@@ -164,7 +165,8 @@ class Loop:
         bad = self._first_nan
         if weights:
             # Scalars are running means of a loss, which may be NaN before their first value.
-            state = [t for t in self.method.state_dict().values() if t.is_floating_point() and t.dim() > 0]
+            tensors = itertools.chain(self.method.parameters(), self.method.buffers())
+            state = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dim() > 0]
             finite = torch.stack([tensor.isfinite().all() for tensor in state]).all()
             bad = torch.where(finite | (bad > 0), bad, self.run.step)
         first = int(self.fabric.all_reduce(bad, reduce_op="max"))

@@ -134,10 +134,11 @@ class Run:
             gathered = [None] * self.fabric.world_size
             torch.distributed.all_gather_object(gathered, rng[0])
             rng = gathered
+        method = self.method.state_dict()  # on every rank: a sharded bank is gathered
         if self.fabric.is_global_zero:
             state = {
                 "config": self.config.to_dict(),
-                "method": self.method.state_dict(),
+                "method": method,
                 "optimizer": self.optimizer.state_dict(),
                 "precision": self.fabric.strategy.precision.state_dict(),
                 "step": self.step,

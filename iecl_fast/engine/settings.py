@@ -310,6 +310,7 @@ PARTS = ("ring", "saib")
 # Keys that a resumed run may change: they say where and with what means the work is done, not what it is.
 MAY_DIFFER = (
     "output",
+    "method.sharded",
     "data.root",
     "data.workers",
     "data.download",
