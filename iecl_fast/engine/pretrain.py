@@ -12,20 +12,19 @@ from pathlib import Path
 
 import torch
 import torchvision
-from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 from iecl_fast.engine import build
 from iecl_fast.engine.batches import EpochBatches, grouped
 from iecl_fast.engine.checkpoint import get_rng_state, load_checkpoint, load_part, save_checkpoint, set_rng_state
-from iecl_fast.engine.config import differences
 from iecl_fast.engine.curves import draw_curves
 from iecl_fast.engine.environment import record_environment
 from iecl_fast.engine.errors import Interrupted, RunError, UsageError
-from iecl_fast.engine.folder import RunFolder, default_output, write_json
+from iecl_fast.engine.folder import find_folder, write_json
 from iecl_fast.engine.logging import RunLog
 from iecl_fast.engine.pictures import QueryViews, draw_views, tile
+from iecl_fast.engine.plan import count_steps
+from iecl_fast.engine.processes import launch_fabric, seed_rank
 from iecl_fast.engine.schedule import learning_rate
 from iecl_fast.engine.signals import StopSignals
 from iecl_fast.evaluate.features import read_batches
@@ -49,10 +48,11 @@ def pretrain(config, resume=None):
         Interrupted: SIGINT or SIGTERM came; a checkpoint is written.
     """
     with build.threads(config.trainer), StopSignals() as signals:
-        fabric = _launch_fabric(config.trainer)
-        folder = _on_rank_zero(fabric, lambda: _find_folder(config, resume))
-        if folder.result.exists():
-            return folder, folder.read_result()
+        fabric = launch_fabric(config.trainer)
+        folder = _on_rank_zero(fabric, lambda: find_folder(config, resume))
+        result = _on_rank_zero(fabric, lambda: folder.read_result() if folder.result.exists() else None)
+        if result is not None:
+            return folder, result
         config = replace(config, output=str(folder.path))
         run = Pretraining(config, fabric, folder, signals)  # nothing is written before all parts are there
         _on_rank_zero(fabric, lambda: _prepare_folder(folder, config, fabric))
@@ -84,46 +84,24 @@ class Pretraining:
         self.seconds_before = 0.0
         self.step = 0
 
-        trainer = config.trainer
         self.views = build.training_views(config)
         self.evaluation_data = build.evaluation_data(config)
         self.probe_views = build.probe_views(config)
-        if len(self.views) < 2 * fabric.world_size:
-            raise UsageError(f"data: there must be at least 2 images for each device, {config.data.name} has too few")
-        self.steps_per_epoch = len(self._batches(epoch=0, start=0)) // trainer.accumulate
-        if self.steps_per_epoch == 0:
-            raise UsageError(
-                f"trainer.accumulate={trainer.accumulate} is more than the batches of an epoch: "
-                f"{len(self.views)} images in batches of {trainer.batch_size}"
-            )
-        self.total_steps = self.steps_per_epoch * trainer.epochs
+        self.steps = count_steps(config, len(self.views), fabric.world_size)
+        self.steps_per_epoch, self.total_steps = self.steps.per_epoch, self.steps.total
         fabric.seed_everything(config.seed, verbose=False)
         self.method = build.method(
             config,
             total_steps=self.total_steps,
-            batch_size=self._images_per_pass(),
+            batch_size=self.steps.images_per_pass,
             num_images=len(self.views),
+            world_size=fabric.world_size,
         )
         self.optimizer = build.optimizer(config.optimizer, self.method)
         # These two are the same modules and tensors, with precision and DDP around them.
         self.wrapped_method, self.wrapped_optimizer = fabric.setup(self.method, self.optimizer)
         self.untrained = None
         self.query_views = self._query_views()
-
-    def _images_per_pass(self):
-        """Images of one forward pass on one device.
-
-        Raises:
-            UsageError: the data has fewer images than a batch, whose size is part of SAIB.
-        """
-        saib, configured = self.config.saib, self.config.trainer.batch_size
-        batch_size = self._batches(epoch=0, start=0).batch_size
-        if saib is not None and saib.channels == "batch" and batch_size != configured:
-            raise UsageError(
-                f"trainer.batch_size: {configured} is not allowed with saib.channels=batch, which needs whole batches: "
-                f"{self.config.data.name} has {len(self.views)} images. Take fewer, or saib.channels=patch"
-            )
-        return batch_size // self.fabric.world_size
 
     def _query_views(self):
         """What the pictures of SAIB's work are made from; None where there is no block, or another rank draws them."""
@@ -132,7 +110,7 @@ class Pretraining:
             return None
         return QueryViews(
             self.views,
-            batch_size=self._images_per_pass(),
+            batch_size=self.steps.images_per_pass,
             whole_batch=saib.channels == "batch",
             mean=self.config.views["mean"],
             std=self.config.views["std"],
@@ -140,12 +118,12 @@ class Pretraining:
 
     def restore_or_begin(self):
         """Continue from the folder's checkpoint; where there is none yet, measure the untrained encoder first."""
-        if self.folder.checkpoint.exists():
+        if _on_rank_zero(self.fabric, self.folder.checkpoint.exists):
             self._restore(load_checkpoint(self.folder.checkpoint))
         else:
             self._say("measuring the untrained encoder")
             self.untrained = self._measure()
-            self.fabric.seed_everything(self.config.seed, verbose=False)
+            seed_rank(self.fabric, self.config.seed)
             self.save()
 
     def _restore(self, state):
@@ -167,6 +145,8 @@ class Pretraining:
         self.untrained = state["untrained"]
         if self.fabric.global_rank < len(state["rng"]):
             set_rng_state(state["rng"][self.fabric.global_rank], self.fabric.device)
+        else:
+            seed_rank(self.fabric, self.config.seed, self.step)
 
     def save(self):
         """Write everything that the rest of the run depends on. The learning rate is a function of the step alone."""
@@ -199,7 +179,7 @@ class Pretraining:
                 self.folder,
                 step=self.step,
                 total_steps=self.total_steps,
-                images_per_step=self._batches(epoch=0, start=0).batch_size * self.config.trainer.accumulate,
+                images_per_step=self.steps.batch_size * self.config.trainer.accumulate,
                 progress=self.config.trainer.progress,
             )
         try:
@@ -362,27 +342,6 @@ class Pretraining:
         return self.seconds_before + time.perf_counter() - self.started
 
 
-def _launch_fabric(trainer):
-    """A launched Fabric; what it refuses is a UsageError."""
-    try:
-        fabric = Fabric(
-            accelerator=build.accelerator(trainer),
-            devices=trainer.devices,
-            # The methods keep their buffers alike on all ranks themselves.
-            strategy="auto" if trainer.devices == 1 else DDPStrategy(broadcast_buffers=False),
-            precision=trainer.precision,
-        )
-    except (ValueError, RuntimeError, ImportError) as error:
-        raise UsageError(f"trainer: {' '.join(str(error).split())}") from None
-    fabric.launch()
-    if trainer.batch_size % fabric.world_size or trainer.batch_size < 2 * fabric.world_size:
-        raise UsageError(
-            f"trainer.batch_size: {trainer.batch_size} is not allowed, it must be a multiple of the number of devices, "
-            f"{fabric.world_size}, and give each at least 2 images (batch norm)"
-        )
-    return fabric
-
-
 def _on_rank_zero(fabric, action):
     """What `action()` returns on rank 0, given to every rank; its UsageError or OSError is raised on every rank."""
     outcome = None
@@ -395,18 +354,6 @@ def _on_rank_zero(fabric, action):
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
-
-
-def _find_folder(config, resume):
-    """A folder for a new run, not made yet, or the one to resume if its configuration is this one."""
-    if resume is None:
-        return RunFolder.for_new_run(config.output or default_output(config))
-    folder = RunFolder.of_run(resume)
-    saved = load_checkpoint(folder.checkpoint)["config"] if folder.checkpoint.exists() else folder.read_config()
-    if changed := differences(saved, config.to_dict()):
-        lines = "".join(f"\n  {key}: the run has {old!r}, asked for is {new!r}" for key, old, new in changed)
-        raise UsageError(f"{resume} cannot be resumed with another configuration:{lines}")
-    return folder
 
 
 def _prepare_folder(folder, config, fabric):

@@ -9,6 +9,7 @@ from iecl_fast.engine.curves import draw_comparison
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.engine.folder import RunFolder, write_json
 from iecl_fast.engine.pretrain import pretrain
+from iecl_fast.engine.processes import started_by_torchrun
 
 FIGURES = ("knn_top1", "linear_top1", "knn_top1_untrained", "linear_top1_untrained", "seconds")
 
@@ -78,9 +79,10 @@ def _runs_of(name, seeds, folder, layers):
     for number in range(seeds):
         seed = resolve(mapping).seed + number
         config = resolve(merge(mapping, {"seed": seed, "output": str(folder / f"seed{seed}")}))
-        if config.trainer.devices != 1:
+        if config.trainer.devices not in (None, 1) or started_by_torchrun():
+            devices = "torchrun" if started_by_torchrun() else config.trainer.devices
             raise UsageError(
-                f"trainer.devices: {config.trainer.devices} in {name} is not allowed in a sweep, whose runs follow "
+                f"trainer.devices: {devices} in {name} is not allowed in a sweep, whose runs follow "
                 "each other in one process: write trainer.devices=1"
             )
         configs.append(config)

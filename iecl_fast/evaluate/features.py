@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from iecl_fast.engine.errors import RunError
+from iecl_fast.memory import gather_rows
 
 
 @contextmanager
@@ -56,10 +57,7 @@ def extract_features(backbone, dataset, *, fabric, batch_size, workers=0):
             features.append(backbone(images.to(fabric.device)).float())
             labels.append(targets)
     features, labels = torch.cat(features), torch.cat(labels).to(fabric.device)
-    if ranks > 1:
-        features = fabric.all_gather(features).flatten(0, 1)
-        labels = fabric.all_gather(labels).flatten()
-    return features[: len(dataset)], labels[: len(dataset)]
+    return gather_rows(features)[: len(dataset)], gather_rows(labels)[: len(dataset)]
 
 
 def read_batches(loader):

@@ -36,8 +36,9 @@ def evaluate_checkpoint(protocol, checkpoint, *, overrides=None):
             raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
     fabric = Fabric(accelerator=build.accelerator(config.trainer), devices=1)
     # As many images on each device as in the run: SAIB may depend on it.
-    batch_size = config.trainer.batch_size // len(state["rng"])
-    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"])
+    ranks = len(state["rng"])
+    batch_size = config.trainer.batch_size // ranks
+    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"], world_size=ranks)
     load_part(method, state["method"], path)
     backbone = method.backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)

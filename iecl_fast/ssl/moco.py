@@ -23,10 +23,12 @@ class MoCo(Method):
 
     Several forward passes may precede one ``after_step`` (gradient accumulation); it enqueues the keys of all of them.
 
-    On one process BatchNorm of the key branch sees its batch as it is. Under ``torch.distributed`` the key batch is
-    shuffled over the ranks before the key encoder and back after it, so that the batch statistics do not tell the
-    positive (He et al. 2020, section 3.3); networks without BatchNorm, or with SyncBatchNorm, need none of it. Ranks
-    that build the method with the same seed hold the same queue ever after, so DDP need not broadcast buffers.
+    Under ``torch.distributed`` the key batch is shuffled over the ranks before the key encoder and back after it, so
+    that a query and its key are not normalised by the statistics of the same images (He et al. 2020, section 3.3). On
+    one process there is nobody to shuffle with: BatchNorm of the key branch sees its batch as it is. Networks without
+    BatchNorm need no shuffling, and in a key encoder with SyncBatchNorm it would change nothing;
+    :func:`~iecl_fast.ssl.batch_norm.sync_batch_norm` leaves that one as it is. Ranks that build the method with the
+    same seed hold the same queue ever after, so DDP need not broadcast buffers.
 
     With ``saib`` the keys' view is transformed, and the keys are made of it without gradient, as in IE-CL. The block
     learns from the entropy of the trained encoder's embeddings of that view, which costs one more pass through it.
@@ -49,8 +51,11 @@ class MoCo(Method):
 
     Attributes:
         queue: the :class:`iecl_fast.MemoryQueue` of the key encoder's embeddings.
+        shuffled: the modules whose batches are shuffled over the ranks.
         step: calls of ``after_step`` so far. It drives ``ring`` and resumes with the state_dict.
     """
+
+    shuffled = ("key_encoder",)
 
     def __init__(
         self,
