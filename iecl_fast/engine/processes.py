@@ -4,7 +4,6 @@ One machine: `trainer.devices`, and Fabric starts the others. Several: torchrun 
 how many it has started.
 """
 
-import inspect
 import os
 import random
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ import numpy as np
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.strategies import DDPStrategy
-from torch.nn.parallel import DistributedDataParallel
 
 from iecl_fast.engine import build
 from iecl_fast.engine.batches import mixed_seed
 from iecl_fast.engine.errors import UsageError
+from iecl_fast.ssl.gather import own_buffers
 
 
 @dataclass(frozen=True)
@@ -118,13 +117,6 @@ def launch_fabric(trainer):
         raise UsageError(f"trainer: {' '.join(str(error).split())}") from None
     fabric.launch()
     return fabric
-
-
-def own_buffers():
-    """The option that lets DistributedDataParallel leave buffers alone in a forward pass: the methods keep theirs alike
-    on all ranks themselves. torch 2.13 has given it another name."""
-    names = inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
 
 
 def is_first_process():

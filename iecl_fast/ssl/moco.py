@@ -155,8 +155,7 @@ class MoCo(Method):
             return self.key_encoder(images)
         rank, sizes = dist.get_rank(), _batch_sizes(images)
         bounds = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        # Seeded by the step: all ranks draw the same permutation without talking, and so does a resumed run.
-        order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(int(self.step))).to(images.device)
+        order = _shuffled_order(sizes, seed=int(self.step)).to(images.device)
         keys = gather_rows(self.key_encoder(gather_rows(images)[order[bounds]]))
         return keys[torch.argsort(order)[bounds]]
 
@@ -166,6 +165,20 @@ class MoCo(Method):
             return False
         norms = [module for module in self.key_encoder.modules() if isinstance(module, _BatchNorm)]
         return not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+
+
+def _shuffled_order(sizes: list[int], seed: int) -> Tensor:
+    """A permutation of the joined batch that leaves no rank the very images it brings: (sum of sizes,) int64.
+
+    All ranks draw it without talking, and so does a resumed run. Small parts would else stay together now and then.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.arange(sum(sizes)).split(sizes)
+    while True:
+        order = torch.randperm(sum(sizes), generator=generator)
+        parts = zip(order.split(sizes), own, strict=True)
+        if max(sizes) == sum(sizes) or not any(len(o) and torch.equal(p.sort().values, o) for p, o in parts):
+            return order
 
 
 def _batch_sizes(images: Tensor) -> list[int]:
