@@ -36,6 +36,8 @@ def sweep(names, *, seeds, output, layers=()):
     """
     if seeds < 1:
         raise UsageError(f"--seeds: {seeds} is not allowed, it must be at least 1")
+    if started_by_torchrun():
+        raise UsageError("a sweep's runs follow each other in one process: start it without torchrun")
     runs = {}
     for name in names:
         label = Path(name).stem
@@ -79,10 +81,9 @@ def _runs_of(name, seeds, folder, layers):
     for number in range(seeds):
         seed = resolve(mapping).seed + number
         config = resolve(merge(mapping, {"seed": seed, "output": str(folder / f"seed{seed}")}))
-        if config.trainer.devices not in (None, 1) or started_by_torchrun():
-            devices = "torchrun" if started_by_torchrun() else config.trainer.devices
+        if config.trainer.devices not in (None, 1):
             raise UsageError(
-                f"trainer.devices: {devices} in {name} is not allowed in a sweep, whose runs follow "
+                f"trainer.devices: {config.trainer.devices} in {name} is not allowed in a sweep, whose runs follow "
                 "each other in one process: write trainer.devices=1"
             )
         configs.append(config)

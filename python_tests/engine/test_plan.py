@@ -89,3 +89,16 @@ def test_a_resumed_run_can_be_planned_on_other_devices(plan, whole_run):
     effective = plan(["pretrain", "--resume", str(whole_run), "trainer.devices=2"])["effective"]
     assert effective["output"] == str(whole_run)
     assert effective["batch"]["each_device"] == 4
+
+
+def test_under_torchrun_the_first_process_says_it(small_run, monkeypatch, capsys):
+    sizes = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"}
+    for name, value in sizes.items():
+        monkeypatch.setenv(name, value)
+    for rank in ("2", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert main([*small_run("run"), "--dry-run"]) == 0
+        output = capsys.readouterr().out
+        assert bool(output) == (rank == "0")
+    processes = yaml.safe_load(output)["effective"]["processes"]
+    assert (processes["world_size"], processes["nodes"], processes["started_by"]) == (4, 2, "torchrun")
