@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from iecl_fast.engine.errors import RunError
+from iecl_fast.engine.faults import Faults
 from iecl_fast.engine.settings import EvaluateConfig
 from iecl_fast.evaluate import features as module
 from iecl_fast.evaluate.features import extract_features, frozen, unchanged
@@ -78,7 +79,7 @@ def test_ranks_put_their_parts_together(backbone, fabric, monkeypatch):
     first = {torch.float32: whole[:4], torch.int64: labels[:4], torch.bool: torch.ones(4, dtype=torch.bool)}
     second = SimpleNamespace(global_rank=1, world_size=2, device=torch.device("cpu"))
     monkeypatch.setattr(module, "gather_rows", lambda rows: torch.cat([first[rows.dtype], rows]))
-    features, targets = extract_features(backbone, data, fabric=second, batch_size=3)
+    features, targets = extract_features(backbone, data, fabric=second, batch_size=3, faults=Faults(fabric))
     torch.testing.assert_close(features, whole)
     assert torch.equal(targets, labels)
 
