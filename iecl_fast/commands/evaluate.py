@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from iecl_fast.commands import dense
 from iecl_fast.commands.words import Parser, check_torchvision, percent
 from iecl_fast.engine.errors import UsageError
 
 DESCRIPTION = """\
-Measure the frozen encoder of a checkpoint: by a linear classifier on its features, or by its nearest neighbours.
+Measure the frozen encoder of a checkpoint: by a linear classifier on its features, or by its nearest neighbours. Or
+train a detector or a segmenter around it and measure that.
 """
 
 EXAMPLES = """\
@@ -18,16 +20,21 @@ examples:
 
 
 def parser():
-    command = Parser(prog="iecl-fast evaluate", description=DESCRIPTION, epilog=EXAMPLES)
-    command.add_argument("protocol", choices=("linear", "knn"), help="how to measure")
+    command = Parser(prog="iecl-fast evaluate", description=DESCRIPTION, epilog=f"{EXAMPLES}\n{dense.EXAMPLES}")
+    command.add_argument("protocol", choices=("linear", "knn", *dense.TASKS), help="how to measure")
     command.add_argument("--checkpoint", required=True, metavar="FILE|DIR", help="checkpoint or run folder")
     command.add_argument("--data", metavar="NAME|FOLDER", help="measure on other data than the run's")
     command.add_argument("--output", metavar="DIR", help="folder for result.json (default: only print)")
+    command.add_argument("--freeze", action="store_true", help="detect, segment: leave the backbone as it is")
     command.add_argument("overrides", nargs="*", metavar="key.sub=value", help="values over the run's configuration")
     return command
 
 
 def run(arguments):
+    if arguments.protocol in dense.TASKS:
+        return dense.run(arguments)
+    if arguments.freeze:
+        raise UsageError(f"--freeze belongs to {' and '.join(dense.TASKS)}, {arguments.protocol} has its own way")
     check_torchvision()
     from iecl_fast.engine.config import merge, parse_override
     from iecl_fast.engine.folder import write_json
