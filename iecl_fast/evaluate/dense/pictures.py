@@ -17,6 +17,8 @@ from iecl_fast.evaluate.features import frozen
 
 SHOWN = 6
 SCORE = 0.5  # detections below are not drawn; where all are below, the best one is
+MOST = 10  # detections drawn of an image
+WIDTH = 2.4  # inches of an image
 WHITE = (255, 255, 255)
 
 
@@ -32,14 +34,14 @@ def draw_detections(detector, images, classes, path, *, fabric, title=""):
         title: above it.
     """
     shown = [images[index] for index in _spread(len(images))]
-    axes, figure = _panels(len(shown), rows=("in the image", "found"), title=title)
+    axes, figure = _panels([image for image, _ in shown], rows=("in the image", "found"), title=title)
     with frozen(detector), fabric.autocast():
         found = detector(to_device([image for image, _ in shown], fabric))
     for column, ((image, target), prediction) in enumerate(zip(shown, found)):
         prediction = {name: tensor.float().cpu() for name, tensor in prediction.items()}
-        scores = prediction["scores"]
-        kept = scores >= min(SCORE, scores.max().item()) if len(scores) else scores > 0
-        prediction = {name: tensor[kept] for name, tensor in prediction.items()}
+        scores = prediction["scores"]  # the best comes first
+        count = min(MOST, max(int((scores >= SCORE).sum()), min(1, len(scores))))
+        prediction = {name: tensor[:count] for name, tensor in prediction.items()}
         if "masks" in prediction:
             prediction["masks"] = prediction["masks"][:, 0] > MASK_THRESHOLD
         for row, objects in enumerate((target, prediction)):
@@ -54,7 +56,7 @@ def draw_segmentations(segmenter, images, classes, path, *, fabric, title=""):
     Args: as `draw_detections`, with a segmenter and `SegmentationImages`.
     """
     shown = [images[index] for index in _spread(len(images))]
-    axes, figure = _panels(len(shown), rows=("image", "mask", "found"), title=title)
+    axes, figure = _panels([image for image, _ in shown], rows=("image", "mask", "found"), title=title)
     mean, std = (np.array(values) for values in (images.mean, images.std))
     seen = set()
     for column, (image, mask) in enumerate(shown):
@@ -79,9 +81,12 @@ def _draw_objects(axes, objects, classes):
         if "scores" in objects:
             words += f" {objects['scores'][row]:.2f}"
         if "masks" in objects:
+            mask = objects["masks"][row].bool().numpy()
             overlay = np.zeros((height, width, 4))
-            overlay[objects["masks"][row].bool().numpy()] = (*color[:3], 0.5)
+            overlay[mask] = (*color[:3], 0.3)
             axes.imshow(overlay)
+            if mask.any() and not mask.all():
+                axes.contour(mask, levels=[0.5], colors="white", linewidths=0.8)
         # Pixel i of a picture lies between i - 0.5 and i + 0.5.
         axes.add_patch(
             Rectangle((left - 0.5, upper - 0.5), right - left, lower - upper, fill=False, color=color, linewidth=1.5)
@@ -99,11 +104,14 @@ def _spread(count):
     return [index * count // min(SHOWN, count) for index in range(min(SHOWN, count))]
 
 
-def _panels(columns, *, rows, title):
-    figure = Figure(figsize=(2.2 * columns + 0.5, 2.3 * len(rows) + 0.5), layout="constrained")
+def _panels(images, *, rows, title):
+    """Axes, a row of them for each of `rows` and a column for each image (3, H, W), and their figure."""
+    tallest = max(image.shape[1] / image.shape[2] for image in images)
+    size = (max(4.0, WIDTH * len(images) + 0.3), WIDTH * tallest * len(rows) + 0.7)
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=10)
-    axes = figure.subplots(len(rows), columns, squeeze=False)
+    axes = figure.subplots(len(rows), len(images), squeeze=False)
     for panel in axes.flat:
         panel.set_xticks([])
         panel.set_yticks([])
@@ -113,7 +121,8 @@ def _panels(columns, *, rows, title):
 
 
 def _color(label):
-    return colormaps["tab20"]((label - 1) % 20)
+    order = 2 * (label - 1) + (label - 1) // 10 % 2  # the ten dark ones first
+    return colormaps["tab20"](order % 20)
 
 
 def _colored(mask):
