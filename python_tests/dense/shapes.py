@@ -8,7 +8,7 @@ from PIL import Image
 
 from iecl_fast.engine import build
 from iecl_fast.engine.checkpoint import save_checkpoint
-from iecl_fast.engine.config import merge, read_recipe, resolve
+from iecl_fast.engine.config import for_method, merge, read_recipe, resolve
 
 CLASSES = ("disc", "square")
 COLORS = {"disc": (220, 40, 40), "square": (40, 60, 220)}
@@ -125,14 +125,13 @@ def run_lengths(mask):
     return [0, *lengths] if flat[0] else lengths
 
 
-def make_checkpoint(path, **overrides):
-    """A checkpoint of an untrained tiny MoCo. Returns its method."""
-    layer = {
-        "encoder": {"width": 8, "stem": "imagenet", "name": "resnet18"},
-        "method": {"dim": 8, "num_keys": 16},
-        "ring": None,
-    }
-    config = resolve(merge(merge(read_recipe("digits_moco"), layer), overrides))
+def make_checkpoint(path, *, base="digits_moco", **overrides):
+    """A checkpoint of an untrained tiny encoder: a recipe with overrides. Returns its method."""
+    tiny = {"encoder": {"width": 8, "stem": "imagenet", "name": "resnet18"}, "ring": None, "saib": None}
+    recipe = read_recipe(base)
+    if "name" in overrides.get("method", {}):
+        recipe = for_method(recipe, overrides["method"]["name"])
+    config = resolve(merge(merge(recipe, tiny), {"method": {"dim": 8}} | overrides))
     torch.manual_seed(0)
     method = build.method(config, total_steps=1, batch_size=config.trainer.batch_size, num_images=100)
     save_checkpoint(

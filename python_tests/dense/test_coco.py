@@ -150,7 +150,7 @@ MALFORMED = [
     (lambda content: content | {"images": 3}, "images: 3 is not allowed, it must be a list of objects"),
     (lambda content: content | {"categories": []}, "images and categories must hold at least one each"),
     (lambda content: content["categories"][1].update(id=5), "categories[1].id: 5 is not allowed"),
-    (lambda content: content["categories"][1].pop("name"), "categories.name: is missing"),
+    (lambda content: content["categories"][1].update(name=None), "categories.name: is missing"),
     (of_image(id="x"), "images[1].id: 'x' is not allowed, it must be a whole number"),
     (of_image(id=100), "images[1].id: 100 is not allowed, it must be another number in each entry"),
     (of_image(file_name=None), "images[1].file_name: is missing"),
