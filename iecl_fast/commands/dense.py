@@ -1,6 +1,7 @@
 """``iecl-fast evaluate detect`` and ``segment``."""
 
 import importlib.util
+import textwrap
 
 from iecl_fast.commands.words import check_torchvision, percent
 from iecl_fast.engine.errors import RunError, UsageError
@@ -8,12 +9,26 @@ from iecl_fast.engine.errors import RunError, UsageError
 TASKS = ("detect", "segment")
 NEEDED = ("torchmetrics", "pycocotools")  # the extra "eval"
 
-EXAMPLES = """\
-detection and segmentation, on a folder in VOC's or COCO's format (docs/detection.md):
+HELP = """\
+detection and segmentation, on a folder in the format of VOC or COCO (docs/detection.md):
   iecl-fast evaluate detect --checkpoint runs/first --data VOCdevkit
-  iecl-fast evaluate detect --checkpoint runs/first --data coco model=mask_rcnn --freeze
+  iecl-fast evaluate detect --checkpoint runs/first --data coco model=keypoint_rcnn --freeze
   iecl-fast evaluate segment --checkpoint runs/first --data VOCdevkit/VOC2012 epochs=10 crop_size=321
+
+  keys of detect, with their values for VOC:
+{detect}
+
+  keys of segment:
+{segment}
 """
+
+
+def help_text():
+    """What ``evaluate --help`` says of the two tasks."""
+    from iecl_fast.evaluate.dense.settings import describe_settings
+
+    keys = {task: textwrap.fill("  ".join(describe_settings(task)), 116, break_on_hyphens=False) for task in TASKS}
+    return HELP.format(**{task: textwrap.indent(words, "    ") for task, words in keys.items()})
 
 
 def run(arguments):
@@ -21,8 +36,9 @@ def run(arguments):
     check_torchvision()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
+        has = "them" if len(missing) > 1 else "it"
         raise RunError(
-            f"evaluate {arguments.protocol} needs {' and '.join(missing)}: pip install 'iecl_fast[eval]' has them"
+            f"evaluate {arguments.protocol} needs {' and '.join(missing)}: pip install 'iecl_fast[eval]' has {has}"
         )
     if arguments.data is None:
         raise UsageError(f"evaluate {arguments.protocol} needs --data FOLDER, in the format of VOC or COCO")

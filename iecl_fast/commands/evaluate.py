@@ -20,7 +20,7 @@ examples:
 
 
 def parser():
-    command = Parser(prog="iecl-fast evaluate", description=DESCRIPTION, epilog=f"{EXAMPLES}\n{dense.EXAMPLES}")
+    command = Parser(prog="iecl-fast evaluate", description=DESCRIPTION, epilog=f"{EXAMPLES}\n{dense.help_text()}")
     command.add_argument("protocol", choices=("linear", "knn", *dense.TASKS), help="how to measure")
     command.add_argument("--checkpoint", required=True, metavar="FILE|DIR", help="checkpoint or run folder")
     command.add_argument("--data", metavar="NAME|FOLDER", help="measure on other data than the run's")
