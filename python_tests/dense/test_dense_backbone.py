@@ -58,10 +58,10 @@ def test_other_weights_are_refused_by_name(tmp_path, spoil):
         checkpoint_backbone(state, "c.ckpt")
 
 
-@pytest.mark.parametrize("method", ["moco", "simclr", "byol", "simsiam"])
+@pytest.mark.parametrize("method", ["iecl", "moco", "simclr", "byol", "simsiam"])
 def test_spectral_weights_come_divided_and_plain(tmp_path, images, method):
     options = {"name": method, "spectral": True}
-    if method == "moco":
+    if method in ("iecl", "moco"):
         options |= {"dim": 8, "num_keys": 16}
     whole = shapes.make_checkpoint(tmp_path / "c.ckpt", method=options, base="digits")
     backbone, _, _ = checkpoint_backbone(load_checkpoint(tmp_path / "c.ckpt"), "c.ckpt")

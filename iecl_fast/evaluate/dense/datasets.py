@@ -112,7 +112,7 @@ class SegmentationImages(Dataset):
             mask = tv_tensors.Mask(torch.from_numpy(np.array(opened)))
         if self.crop_size is not None:
             image, mask = self._random_crop(image, mask, _generator(self.seed, self.epoch, index))
-        return image.as_subclass(torch.Tensor), mask.as_subclass(torch.Tensor).long()
+        return image, mask.as_subclass(torch.Tensor).long()
 
     def _random_crop(self, image, mask, generator):
         low, high = self.scale
@@ -161,7 +161,7 @@ def _open_rgb(file):
     """An image file as (3, H, W) uint8."""
     with Image.open(file) as opened:
         try:
-            return tv_tensors.Image(opened.convert("RGB"))
+            return transforms.pil_to_tensor(opened.convert("RGB"))
         except OSError as error:
             raise OSError(f"{file}: {error}") from None
 

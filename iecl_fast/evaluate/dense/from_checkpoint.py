@@ -64,7 +64,10 @@ def evaluate_dense(task, checkpoint, data, *, freeze=False, output=None, overrid
     output = output or f"runs/{task}-{data.resolve().name}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = RunFolder.for_new_run(output)
 
-    fabric = Fabric(accelerator=build.accelerator(settings), devices=1, precision=settings.precision)
+    try:
+        fabric = Fabric(accelerator=build.accelerator(settings), devices=1, precision=settings.precision)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(f"accelerator, precision: {' '.join(str(error).split())}") from None
     with build.threads(settings):
         seed_everything(settings.seed, verbose=False)
         stillness = Stillness(backbone, freeze=freeze, batch_norm=settings.batch_norm)

@@ -25,7 +25,7 @@ class DenseSettings:
         epochs: passes over the training images.
         batch_size: images of a step. Batch norm takes its statistics over all of them.
         lr: peak learning rate of SGD.
-        momentum, weight_decay: of SGD.
+        momentum, weight_decay: of SGD; batch norm's scales and shifts do not decay.
         schedule: step, cosine or constant.
         drops: parts of the training after which step multiplies the rate by gamma.
         gamma: step only.

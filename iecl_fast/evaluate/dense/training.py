@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader
 
 from iecl_fast.engine.batches import EpochBatches
@@ -52,11 +53,12 @@ class Training:
             raise UsageError(f"train: there are {len(images)} images with something to learn, at least 2 are needed")
         self.fabric, self.losses, self.images, self.collate = fabric, losses, images, collate
         self.settings, self.stillness = settings, stillness
-        moving = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        network.to(fabric.device)
         optimizer = torch.optim.SGD(
-            moving, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
+            _parameter_groups(network, settings.weight_decay), lr=settings.lr, momentum=settings.momentum
         )
-        self.network, self.optimizer = fabric.setup(network, optimizer)
+        # Not wrapped by Fabric, whose wrapper would round the boxes' coordinates to 16 bits under mixed precision.
+        self.network, self.optimizer = network, fabric.setup_optimizers(optimizer)
         self.steps_per_epoch = len(self._batches(0))
         self.total_steps = self.steps_per_epoch * settings.epochs
         self.step = 0
@@ -87,7 +89,8 @@ class Training:
         """One step. Returns the losses as floats, their sum first."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        losses = self.losses(self.network, images, targets)
+        with self.fabric.autocast():
+            losses = self.losses(self.network, images, targets)
         total = sum(losses.values())
         values = {"loss": total.item()} | {name: loss.item() for name, loss in losses.items() if len(losses) > 1}
         if not math.isfinite(values["loss"]):
@@ -149,6 +152,17 @@ def measure_segmenter(segmenter, images, metric, *, fabric, workers=0):
         for batch, masks in read_batches(loader):
             metric.update(segmenter(batch.to(fabric.device))["out"], masks.to(fabric.device))
     return metric.compute()
+
+
+def _parameter_groups(network, weight_decay):
+    """The parameters that have a gradient. Those of batch norm do not decay, as in Detectron2."""
+    norms = (module for module in network.modules() if isinstance(module, _BatchNorm))
+    of_norm = {id(parameter) for norm in norms for parameter in norm.parameters()}
+    moving = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for parameter in moving if id(parameter) not in of_norm], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in moving if id(parameter) in of_norm], "weight_decay": 0.0},
+    ]
 
 
 def to_device(value, fabric):
