@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from lightning_fabric import Fabric
 from torch import Tensor
@@ -10,41 +9,16 @@ from torch.utils.data import DataLoader
 
 from iecl_fast.data import Readable, channel_statistics
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_checkpoint, load_part
+from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import merge, resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.faults import Faults, lost_workers
-from iecl_fast.engine.folder import RunFolder
 from iecl_fast.engine.settings import LinearProtocol
 from iecl_fast.evaluate.accuracy import class_accuracies, confusion_matrix
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.evaluate.finetune import finetune
 from iecl_fast.evaluate.protocols import Measurement, judge
-
-
-def checkpoint_path(checkpoint):
-    """The file of a checkpoint that is named by itself or by its run folder."""
-    path = Path(checkpoint)
-    return RunFolder(path).checkpoint if path.is_dir() else path
-
-
-def restore_method(state, config, path):
-    """The method as it was saved, on the CPU.
-
-    Args:
-        state: what `load_checkpoint` gives.
-        config: `Config` whose method, ring, SAIB and encoder are the saved ones.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        UsageError: the weights are of another method.
-    """
-    # As many images on each device as in the run: SAIB may depend on it.
-    ranks = len(state["rng"])
-    batch_size = config.trainer.batch_size // ranks
-    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"], world_size=ranks)
-    load_part(method, state["method"], path)
-    return method
+from iecl_fast.evaluate.restore import checkpoint_path, restore_method
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import resolve
 from iecl_fast.engine.errors import RunError
 from iecl_fast.evaluate.features import extract_features
-from iecl_fast.evaluate.from_checkpoint import checkpoint_path, restore_method
+from iecl_fast.evaluate.restore import checkpoint_path, restore_method
 
 TESTS = 1000  # test images, at most
 GALLERY = 4000  # training images among which neighbours are looked for, at most
