@@ -157,8 +157,8 @@ class MemoryBank(nn.Module):
         """Move the entries of a batch: ``entry = unit(momentum * entry + (1 - momentum) * key)``.
 
         An index that comes more than once takes its last key, counted in rank order, and moves once. Where the mixture
-        has no direction, as between opposite keys, the entry stays as it was. Call it once a step and after the loss,
-        on every rank: it is a collective under ``torch.distributed``.
+        has no direction, as between opposite keys or where one is not finite, the entry stays as it was. Call it once a
+        step and after the loss, on every rank: it is a collective under ``torch.distributed``.
 
         Args:
             keys: (N, C), floating point, any N. Converted to the bank's dtype; no gradient is kept.
@@ -178,7 +178,8 @@ class MemoryBank(nn.Module):
         old = self.keys[index]
         mixture = self.momentum * old + (1 - self.momentum) * keys[last]
         norms = torch.linalg.vector_norm(mixture, dim=1, keepdim=True)
-        self.keys.index_copy_(0, index, torch.where(norms > 1e-12, mixture / norms, old))
+        has_direction = (norms > 1e-12) & (norms < torch.inf)
+        self.keys.index_copy_(0, index, torch.where(has_direction, mixture / norms, old))
 
     def entries(self, index: Tensor) -> Tensor:
         """The keys of some images: (N,) integers in 0 .. K - 1 -> (N, C).
@@ -191,6 +192,10 @@ class MemoryBank(nn.Module):
 
     def _check_index(self, index: Tensor, count: int) -> None:
         _check_integers(index, "index", count)
+        if torch.compiler.is_compiling():  # the graph looks when it runs
+            inside = ((index >= 0) & (index < self.num_items)).all()
+            torch._assert_async(inside, f"index must lie in 0..{self.num_items - 1}")
+            return
         # A GPU's indices are not read: that would wait for it, and its own indexing checks them.
         if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < self.num_items:
             wrong = index[(index < 0) | (index >= self.num_items)][0]

@@ -61,6 +61,7 @@ def parser():
     )
     command.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
     command.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
+    command.add_argument("--compile", action="store_true", default=None, help="trainer.compile=true")
     command.add_argument("--seed", type=int, metavar="N", help="of weights, order and augmentations")
     command.add_argument("--output", metavar="DIR", help="run folder, a new one (default: runs/<method>-<data>-<time>)")
     command.add_argument("--resume", metavar="DIR", help="run folder to go on with, from its last checkpoint")
@@ -84,7 +85,7 @@ def run(arguments):
         mapping = for_method(mapping, arguments.method)
     named = {
         "data": {"name": arguments.data},
-        "trainer": {"epochs": arguments.epochs, "batch_size": arguments.batch_size},
+        "trainer": {"epochs": arguments.epochs, "batch_size": arguments.batch_size, "compile": arguments.compile},
         "seed": arguments.seed,
         "output": arguments.output,
     }

@@ -8,17 +8,42 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from iecl_fast.data import channel_statistics
+from iecl_fast.data import Readable, channel_statistics
 from iecl_fast.engine import build
 from iecl_fast.engine.checkpoint import load_checkpoint, load_part
 from iecl_fast.engine.config import merge, resolve
 from iecl_fast.engine.errors import UsageError
+from iecl_fast.engine.faults import Faults, lost_workers
 from iecl_fast.engine.folder import RunFolder
 from iecl_fast.engine.settings import LinearProtocol
 from iecl_fast.evaluate.accuracy import class_accuracies, confusion_matrix
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.evaluate.finetune import finetune
 from iecl_fast.evaluate.protocols import Measurement, judge
+
+
+def checkpoint_path(checkpoint):
+    """The file of a checkpoint that is named by itself or by its run folder."""
+    path = Path(checkpoint)
+    return RunFolder(path).checkpoint if path.is_dir() else path
+
+
+def restore_method(state, config, path):
+    """The method as it was saved, on the CPU.
+
+    Args:
+        state: what `load_checkpoint` gives.
+        config: `Config` whose method, ring, SAIB and encoder are the saved ones.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        UsageError: the weights are of another method.
+    """
+    # As many images on each device as in the run: SAIB may depend on it.
+    batch_size = config.trainer.batch_size // len(state["rng"])
+    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"])
+    load_part(method, state["method"], path)
+    return method
 
 
 @dataclass(frozen=True)
@@ -72,11 +97,10 @@ def evaluate_checkpoint(protocol, checkpoint, *, data=(), overrides=None):
 
     Raises:
         UsageError: no checkpoint, a damaged one, or data that is not there.
-        RunError: an image cannot be read, a training diverged, a frozen encoder did not stay as it was.
+        RunError: more images cannot be read than allowed, a process that loads them has ended, a training diverged, a
+            frozen encoder did not stay as it was.
     """
-    path = Path(checkpoint)
-    if path.is_dir():
-        path = RunFolder(path).checkpoint
+    path = checkpoint_path(checkpoint)
     state = load_checkpoint(path)
     overrides = overrides or {}
     if data and "name" in (given := _group(overrides, "data")):
@@ -88,8 +112,9 @@ def evaluate_checkpoint(protocol, checkpoint, *, data=(), overrides=None):
         raise UsageError(f"--data: each data set only once, got {', '.join(names)}")
     for config in configs:
         build.evaluation_data(config)
-    configs = [_standardised(state["config"], config, overrides) for config in configs]
-    return [_evaluate(protocol, state, path, config) for config in configs]
+    with lost_workers():
+        configs = [_standardised(state["config"], config, overrides) for config in configs]
+        return [_evaluate(protocol, state, path, config) for config in configs]
 
 
 def _configuration(saved, overrides):
@@ -120,10 +145,9 @@ def _standardised(saved, config, overrides):
     if config.evaluate.statistics == "run":
         statistics = {name: saved["views"][name] for name in ("mean", "std")}
     else:
-        loader = DataLoader(
-            build.training_pixels(config), batch_size=config.evaluate.batch_size, num_workers=config.data.workers
-        )
-        mean, std = channel_statistics(images for images, _ in read_batches(loader))
+        pixels = Readable(build.training_pixels(config), config.data.max_unreadable)
+        loader = DataLoader(pixels, batch_size=config.evaluate.batch_size, num_workers=config.data.workers)
+        mean, std = channel_statistics(images for images, *_ in read_batches(loader))
         statistics = {"mean": mean, "std": std}
     given = [name for name, value in _group(overrides, "views").items() if value is not None]
     found = {name: value for name, value in statistics.items() if name not in given}
@@ -140,13 +164,10 @@ def _evaluate(protocol, state, path, config):
     # Frozen features are computed in float32, as in the run.
     precision = config.trainer.precision if protocol == "finetune" else "32-true"
     fabric = Fabric(accelerator=build.accelerator(config.trainer), devices=1, precision=precision)
-    # As many images on each device as in the run: SAIB may depend on it.
-    batch_size = config.trainer.batch_size // len(state["rng"])
-    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"])
-    load_part(method, state["method"], path)
-    backbone = method.backbone.to(fabric.device)
+    backbone = restore_method(state, config, path).backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)
-    options = {"options": config.evaluate, "fabric": fabric, "workers": config.data.workers}
+    faults = Faults(fabric, max_unreadable=config.data.max_unreadable)
+    options = {"options": config.evaluate, "fabric": fabric, "workers": config.data.workers, "faults": faults}
     with build.threads(config.trainer):
         if protocol == "finetune":
             views = build.labelled_views(config)
@@ -164,6 +185,7 @@ def _evaluate(protocol, state, path, config):
         "test_images": len(test),
         "mean": list(config.views["mean"]),
         "std": list(config.views["std"]),
+        "unreadable_images": len(faults.unreadable),
         **measurement.values(),
     }
     confusion = confusion_matrix(measurement.scores, measurement.labels)

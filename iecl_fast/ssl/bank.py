@@ -59,7 +59,7 @@ class BankContrast(nn.Module):
         self._pending_logs: list[Tensor] = []
         self.positive_similarity = torch.tensor(torch.nan)
 
-    def forward(self, queries: Tensor, index: Tensor, percentiles: tuple[float, float]) -> Tensor:
+    def forward(self, queries: Tensor, index: Tensor, percentiles: tuple[float | Tensor, ...]) -> Tensor:
         """The mean loss of unit queries (N, C) whose images' entries are ``index`` (N,), int64: a float32 scalar."""
         with torch.autocast(queries.device.type, enabled=False):
             positives = (queries * self.bank.entries(index)).sum(dim=1, keepdim=True)
@@ -84,6 +84,11 @@ class BankContrast(nn.Module):
     def remember(self, keys: Tensor, index: Tensor) -> None:
         """Keep a batch's keys (N, C) for :meth:`after_step`."""
         self._pending.append((keys.detach(), index))
+
+    def skip_step(self) -> None:
+        """Forget all that was remembered since the last call."""
+        self._pending.clear()
+        self._pending_logs.clear()
 
     def after_step(self) -> None:
         """Move the entries of all that was remembered since the last call. On every rank."""

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from iecl_fast.memory import MemoryQueue, gather_rows
 from iecl_fast.ring import RingSchedule, ring_info_nce
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
-from iecl_fast.ssl.method import Method, mean_losses
+from iecl_fast.ssl.method import Method
 from iecl_fast.ssl.momentum import MomentumEncoder
 
 
@@ -43,7 +43,7 @@ class MoCo(Method):
         spectral: normalise every convolution of both encoders by :func:`iecl_fast.spectral_norm`.
         entropy_weight: of the entropy that ``saib`` learns from; without the block there is no such term. 0 leaves the
             block as it was initialised.
-        saib_weight_decay, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
+        saib_weight_decay, terms_interval, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         ring: percentiles of the queue, by ascending similarity, that are negatives; None takes the whole queue.
         saib: block that transforms the keys' view.
 
@@ -66,6 +66,7 @@ class MoCo(Method):
         spectral: bool = False,
         entropy_weight: float = 0.2,
         saib_weight_decay: float = 1e-4,
+        terms_interval: int = 1,
         jacobian_steps: int = 500,
         ring: RingSchedule | None = None,
         saib: nn.Module | None = None,
@@ -74,6 +75,7 @@ class MoCo(Method):
             saib=saib,
             entropy_weight=entropy_weight,
             saib_weight_decay=saib_weight_decay,
+            terms_interval=terms_interval,
             jacobian_steps=jacobian_steps,
             ring=ring,
         )
@@ -103,23 +105,16 @@ class MoCo(Method):
         parts, keys = zip(*(self._half(*half) for half in halves))
         if self.training:
             self._pending.extend(keys)  # not enqueued before both halves are done: no view meets itself
-        return mean_losses(parts)
+        return self.mean_losses(parts)
 
     def _half(self, anchor_images: Tensor, query_images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The losses with one view as MoCo's query, IE-CL's anchor, and the keys of the other."""
-        # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
-        contrast = self._contrast if self.ring is None else torch.compiler.disable(self._contrast)
         transformed = self.transform(query_images)
         keys = self._encode_keys(transformed.detach())
         anchors = self.encoder(anchor_images)
-        losses = {"contrast": contrast(anchors, keys)}
+        losses = {"contrast": self._contrast(anchors, keys)}
         self._embeddings = {"anchors": anchors.detach(), "others": keys}
-        if self.terms.active:
-            learns = torch.is_grad_enabled() and self.terms.entropy_weight > 0  # the divergence detaches the queries
-            with self.transformed_view(), torch.set_grad_enabled(learns):
-                queries = self.encoder(transformed)
-            losses |= self.terms(queries, anchors)
-            self._embeddings["queries"] = queries.detach()
+        losses |= self.information(transformed, anchors)
         return losses, keys
 
     def after_step(self) -> None:
@@ -133,6 +128,11 @@ class MoCo(Method):
         self._pending.clear()
         super().after_step()
 
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it, and learn nothing from it."""
+        self._pending.clear()
+        super().skip_step()
+
     def diagnostics(self) -> dict[str, float]:
         """Figures of the last forward pass, with the ring's percentiles and the filled rows of the queue."""
         lower, upper = self.percentiles()
@@ -140,7 +140,7 @@ class MoCo(Method):
         return figures | super().diagnostics()
 
     def _contrast(self, queries: Tensor, keys: Tensor) -> Tensor:
-        lower, upper = self.percentiles()
+        lower, upper = self.percentiles_of_forward()
         with torch.autocast(queries.device.type, enabled=False):
             return ring_info_nce(queries, keys, self.queue.keys, lower=lower, upper=upper, temperature=self.temperature)
 

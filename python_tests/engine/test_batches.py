@@ -1,7 +1,7 @@
 """Order of the images: from seed, epoch and position alone."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iecl_fast.engine.batches import EpochBatches, grouped
@@ -11,7 +11,6 @@ def flat(batches):
     return [index for batch in batches for index in batch]
 
 
-@settings(max_examples=50, deadline=None)
 @given(samples=st.integers(1, 60), size=st.integers(1, 70), epoch=st.integers(0, 5), seed=st.integers(0, 2**32 - 1))
 def test_each_image_at_most_once_and_only_full_batches(samples, size, epoch, seed):
     batches = EpochBatches(samples, size, seed=seed, epoch=epoch)
