@@ -182,7 +182,7 @@ def _evaluate(protocol, state, path, config):
         "step": state["step"],
         "labels": config.evaluate.labels,
         "train_images": len(train),
-        "test_images": len(test),
+        "test_images": len(measurement.labels),
         "mean": list(config.views["mean"]),
         "std": list(config.views["std"]),
         "unreadable_images": len(faults.unreadable),
