@@ -40,8 +40,9 @@ def restore_method(state, config, path):
         UsageError: the weights are of another method.
     """
     # As many images on each device as in the run: SAIB may depend on it.
-    batch_size = config.trainer.batch_size // len(state["rng"])
-    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"])
+    ranks = len(state["rng"])
+    batch_size = config.trainer.batch_size // ranks
+    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"], world_size=ranks)
     load_part(method, state["method"], path)
     return method
 
