@@ -233,6 +233,13 @@ def _check_together(config):
             f"schedule.warmup_epochs: {config.schedule.warmup_epochs} is not allowed, it must be below "
             f"trainer.epochs={config.trainer.epochs}"
         )
+    overrides = config.evaluate.linear_overrides()
+    if config.evaluate.linear == "lbfgs" and overrides:
+        name, value = next(iter(overrides.items()))
+        raise UsageError(
+            f"evaluate.linear_{name}: {value!r} is not allowed with evaluate.linear=lbfgs, it belongs to SGD: choose "
+            f"evaluate.linear=iecl or ring"
+        )
     if config.schedule.name == "step" and not config.schedule.milestones:
         raise UsageError("schedule.milestones: the step schedule needs some, for example [120,160]")
 
