@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from checkpoints import write_checkpoint
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import save_checkpoint
 from iecl_fast.engine.config import for_method, merge, read_recipe, resolve
 
 CLASSES = ("disc", "square")
@@ -134,20 +134,5 @@ def make_checkpoint(path, *, base="digits_moco", **overrides):
     config = resolve(merge(merge(recipe, tiny), {"method": {"dim": 8}} | overrides))
     torch.manual_seed(0)
     method = build.method(config, total_steps=1, batch_size=config.trainer.batch_size, num_images=100)
-    save_checkpoint(
-        path,
-        {
-            "config": config.to_dict(),
-            "faults": {},
-            "method": method.state_dict(),
-            "optimizer": {},
-            "precision": {},
-            "rng": [None],
-            "samples": 100,
-            "seconds": 0.0,
-            "step": 7,
-            "untrained": {},
-            "versions": {},
-        },
-    )
+    write_checkpoint(path, config, method, samples=100, step=7)
     return method

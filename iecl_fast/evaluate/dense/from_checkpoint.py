@@ -135,17 +135,14 @@ def _read(task, layout, data, settings):
 
 
 def _train(training, folder, settings):
-    log = RunLog(
+    with RunLog(
         folder,
         step=0,
         total_steps=training.total_steps,
         images_per_step=min(settings.batch_size, len(training.images)),
         progress=settings.progress,
-    )
-    try:
+    ) as log:
         training.run(log)
-    finally:
-        log.close()
 
 
 class _Detection:
