@@ -110,6 +110,10 @@ class Run:
             raise UsageError(
                 f"the run saw {state['samples']} training images, {self.config.data.name} now has {len(self.views)}"
             )
+        if not 0 <= state["step"] <= self.total_steps:
+            raise UsageError(
+                f"{self.folder.checkpoint} is damaged: it is of step {state['step']} of {self.total_steps}"
+            )
         saib, ranks = self.config.saib, len(state["rng"])
         if saib is not None and saib.channels == "batch" and ranks != self.fabric.world_size:
             raise UsageError(
@@ -119,10 +123,10 @@ class Run:
         load_part(self.method, state["method"], self.folder.checkpoint)
         load_part(self.optimizer, state["optimizer"], self.folder.checkpoint)
         load_part(self.fabric.strategy.precision, state["precision"], self.folder.checkpoint)
+        load_part(self.faults, state["faults"], self.folder.checkpoint)
         self.step = state["step"]
         self.seconds_before = state["seconds"]
         self.untrained = state["untrained"]
-        self.faults.load_state_dict(state["faults"])
         self.saved_step = self.step
         if self.fabric.global_rank < len(state["rng"]):
             set_rng_state(state["rng"][self.fabric.global_rank], self.fabric.device)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from iecl_fast.data import Readable
 from iecl_fast.engine.errors import RunError
 from iecl_fast.engine.faults import Faults
+from iecl_fast.memory import gather_rows
 
 
 @contextmanager
@@ -90,14 +91,11 @@ def extract_features(backbone, dataset, *, fabric, batch_size, workers=0, faults
             faults.note(texts)
     faults.agree()
     features, labels = torch.cat(features), torch.cat(labels).to(fabric.device)
-    readable = torch.tensor(readable, device=fabric.device)
-    if ranks > 1:
-        features = fabric.all_gather(features).flatten(0, 1)
-        labels, readable = (fabric.all_gather(column).flatten() for column in (labels, readable))
-    features, labels, readable = (column[: len(dataset)] for column in (features, labels, readable))
+    readable = torch.tensor(readable, dtype=torch.uint8, device=fabric.device)
+    features, labels, readable = (gather_rows(column)[: len(dataset)] for column in (features, labels, readable))
     if not readable.any():
         raise RunError(f"none of {len(dataset)} images can be read")
-    return features[readable], labels[readable]
+    return features[readable > 0], labels[readable > 0]
 
 
 def read_batches(loader):
