@@ -65,8 +65,8 @@ def mean_columns(runs):
         return {}
     runs = [rows[: min(map(len, runs))] for rows in runs]
     steps = np.array([row["step"] for row in runs[0]])
-    names = [name for name in runs[0][0] if name not in ("step", "epoch", *COUNTS)]
-    names += [name for name in COUNTS if any(row.get(name) for rows in runs for row in rows)]
+    names = [name for name in runs[0][0] if name not in ("step", "epoch") and all(name in rows[0] for rows in runs)]
+    names = [name for name in names if name not in COUNTS or any(row[name] for rows in runs for row in rows)]
     names.sort(key=lambda name: name != "loss")
     return {name: (steps, np.mean([[row[name] for row in rows] for rows in runs], axis=0)) for name in names}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from iecl_fast.engine.checkpoint import is_leftover, remove_leftovers, whole_file
-from iecl_fast.engine.config import parse_yaml
+from iecl_fast.engine.checkpoint import is_leftover, load_checkpoint, remove_leftovers, whole_file
+from iecl_fast.engine.config import differences, parse_yaml
 from iecl_fast.engine.errors import UsageError
 
 
@@ -104,3 +104,23 @@ def default_output(config):
     """``runs/<method>-<data>-<time>`` under the working directory."""
     data = Path(config.data.name).name
     return f"runs/{config.method['name']}-{data}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def find_folder(config, resume):
+    """A folder for a new run, not made yet, or the one to resume if its configuration is this one.
+
+    Args:
+        config: `Config`.
+        resume: an existing run folder, or None for a new one.
+
+    Raises:
+        UsageError: the folder is in the way, is no run's, or its run has another configuration.
+    """
+    if resume is None:
+        return RunFolder.for_new_run(config.output or default_output(config))
+    folder = RunFolder.of_run(resume)
+    saved = load_checkpoint(folder.checkpoint)["config"] if folder.checkpoint.exists() else folder.read_config()
+    if changed := differences(saved, config.to_dict()):
+        lines = "".join(f"\n  {key}: the run has {old!r}, asked for is {new!r}" for key, old, new in changed)
+        raise UsageError(f"{resume} cannot be resumed with another configuration:{lines}")
+    return folder

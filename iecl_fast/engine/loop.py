@@ -1,5 +1,6 @@
 """The steps of a run: batches, losses, the optimiser, the log, and when to write a checkpoint or stop."""
 
+import itertools
 import math
 import signal
 from contextlib import nullcontext
@@ -48,18 +49,18 @@ class Loop:
             log = RunLog(
                 self.run.folder,
                 step=self.run.step,
-                total_steps=self.run.total_steps,
-                images_per_step=self.run.batches(epoch=0, start=0).batch_size * self.trainer.accumulate,
+                total_steps=self.run.steps.total,
+                images_per_step=self.run.steps.batch_size * self.trainer.accumulate,
                 progress=self.trainer.progress,
             )
         with log as self.log, self.signals.postponed():
-            while self.run.step < self.run.total_steps:
+            while self.run.step < self.run.steps.total:
                 self._train_epoch()
 
     def _train_epoch(self):
         """The steps from here to the end of the epoch."""
         run = self.run
-        epoch, position = divmod(run.step, run.steps_per_epoch)
+        epoch, position = divmod(run.step, run.steps.per_epoch)
         run.views.set_epoch(epoch)
         loader = DataLoader(
             Readable(run.views, run.faults.max_unreadable),
@@ -70,8 +71,8 @@ class Loop:
         )
         for batches in grouped(read_batches(loader), self.trainer.accumulate):
             number = run.step + 1
-            ends_epoch = number % run.steps_per_epoch == 0
-            logged = number % self.trainer.log_steps == 0 or number in (1, run.total_steps)
+            ends_epoch = number % run.steps.per_epoch == 0
+            logged = number % self.trainer.log_steps == 0 or number in (1, run.steps.total)
             due = self.trainer.checkpoint_steps is not None and number % self.trainer.checkpoint_steps == 0
             self._take_step(batches, number, epoch, logged)
             if self.log is not None:
@@ -87,7 +88,7 @@ class Loop:
             if stop:
                 signal_number = self.signals.received or signal.SIGTERM
                 name = signal.Signals(signal_number).name
-                raise Interrupted(signal_number, f"stopped by {name} after step {number} of {run.total_steps}")
+                raise Interrupted(signal_number, f"stopped by {name} after step {number} of {run.steps.total}")
 
     def _take_step(self, batches, number, epoch, logged):
         """One step and its row of the metrics; a step that is left out has none."""
@@ -164,7 +165,8 @@ class Loop:
         bad = self._first_nan
         if weights:
             # Scalars are running means of a loss, which may be NaN before their first value.
-            state = [t for t in self.method.state_dict().values() if t.is_floating_point() and t.dim() > 0]
+            tensors = itertools.chain(self.method.parameters(), self.method.buffers())
+            state = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.dim() > 0]
             finite = torch.stack([tensor.isfinite().all() for tensor in state]).all()
             bad = torch.where(finite | (bad > 0), bad, self.run.step)
         first = int(self.fabric.all_reduce(bad, reduce_op="max"))
@@ -207,6 +209,6 @@ class Loop:
             self.run.step,
             peak=self.run.config.optimizer.lr,
             schedule=self.run.config.schedule,
-            steps_per_epoch=self.run.steps_per_epoch,
-            total_steps=self.run.total_steps,
+            steps_per_epoch=self.run.steps.per_epoch,
+            total_steps=self.run.steps.total,
         )

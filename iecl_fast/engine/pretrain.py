@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_checkpoint
-from iecl_fast.engine.config import differences
 from iecl_fast.engine.environment import record_environment
-from iecl_fast.engine.errors import Interrupted, RunError, UsageError
+from iecl_fast.engine.errors import Interrupted, RunError
 from iecl_fast.engine.faults import failed_compilation, lost_workers
-from iecl_fast.engine.folder import RunFolder, default_output
-from iecl_fast.engine.launch import launch_fabric, on_rank_zero
+from iecl_fast.engine.folder import find_folder
 from iecl_fast.engine.loop import Loop
+from iecl_fast.engine.processes import launch_fabric, on_rank_zero
 from iecl_fast.engine.run import Run
 from iecl_fast.engine.signals import StopSignals
 
@@ -33,9 +31,10 @@ def pretrain(config, resume=None):
     """
     with build.threads(config.trainer), StopSignals() as signals:
         fabric = launch_fabric(config.trainer)
-        folder = on_rank_zero(fabric, lambda: _find_folder(config, resume))
-        if folder.result.exists():
-            return folder, folder.read_result()
+        folder = on_rank_zero(fabric, lambda: find_folder(config, resume))
+        result = on_rank_zero(fabric, lambda: folder.read_result() if folder.result.exists() else None)
+        if result is not None:
+            return folder, result
         config = replace(config, output=str(folder.path))
         run = Run(config, fabric, folder)  # nothing is written before all parts are there
         on_rank_zero(fabric, lambda: _prepare_folder(folder, config, fabric))
@@ -50,18 +49,6 @@ def pretrain(config, resume=None):
             raise RunError(f"{error}; {run.how_to_go_on()}") from None
         except OSError as error:
             raise RunError(f"{error.filename}: {error.strerror or error}; {run.how_to_go_on()}") from None
-
-
-def _find_folder(config, resume):
-    """A folder for a new run, not made yet, or the one to resume if its configuration is this one."""
-    if resume is None:
-        return RunFolder.for_new_run(config.output or default_output(config))
-    folder = RunFolder.of_run(resume)
-    saved = load_checkpoint(folder.checkpoint)["config"] if folder.checkpoint.exists() else folder.read_config()
-    if changed := differences(saved, config.to_dict()):
-        lines = "".join(f"\n  {key}: the run has {old!r}, asked for is {new!r}" for key, old, new in changed)
-        raise UsageError(f"{resume} cannot be resumed with another configuration:{lines}")
-    return folder
 
 
 def _prepare_folder(folder, config, fabric):

@@ -17,6 +17,8 @@ from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.faults import Faults
 from iecl_fast.engine.folder import write_json
 from iecl_fast.engine.pictures import QueryViews, draw_views
+from iecl_fast.engine.plan import count_steps
+from iecl_fast.engine.processes import on_rank_zero, seed_rank
 from iecl_fast.evaluate.protocols import PROTOCOLS, measure
 
 
@@ -37,50 +39,28 @@ class Run:
         self.seconds_before = 0.0
         self.step = 0
 
-        trainer = config.trainer
         self.views = build.training_views(config)
         self.evaluation_data = build.evaluation_data(config)
         self.probe_views = build.probe_views(config)
-        if len(self.views) < 2 * fabric.world_size:
-            raise UsageError(f"data: there must be at least 2 images for each device, {config.data.name} has too few")
-        self.steps_per_epoch = len(self.batches(epoch=0, start=0)) // trainer.accumulate
-        if self.steps_per_epoch == 0:
-            raise UsageError(
-                f"trainer.accumulate={trainer.accumulate} is more than the batches of an epoch: "
-                f"{len(self.views)} images in batches of {trainer.batch_size}"
-            )
-        self.total_steps = self.steps_per_epoch * trainer.epochs
+        self.steps = count_steps(config, len(self.views), fabric.world_size)
         fabric.seed_everything(config.seed, verbose=False)
         self.method = build.method(
             config,
-            total_steps=self.total_steps,
-            batch_size=self._images_per_pass(),
+            total_steps=self.steps.total,
+            batch_size=self.steps.images_per_pass,
             num_images=len(self.views),
+            world_size=fabric.world_size,
         )
         self.optimizer = build.optimizer(config.optimizer, self.method)
         # One graph, but where ranks exchange rows in the middle of it, whose numbers are known only then.
-        forward = torch.compile(self.method, fullgraph=fabric.world_size == 1) if trainer.compile else self.method
+        compiles = config.trainer.compile
+        forward = torch.compile(self.method, fullgraph=fabric.world_size == 1) if compiles else self.method
         # These two are the same modules and tensors, with precision, DDP and compilation around them.
         self.wrapped_method, self.wrapped_optimizer = fabric.setup(forward, self.optimizer)
         self.untrained = None
-        self.faults = Faults(fabric, max_unreadable=config.data.max_unreadable, max_skipped=trainer.max_skipped)
+        self.faults = Faults(fabric, max_unreadable=config.data.max_unreadable, max_skipped=config.trainer.max_skipped)
         self.saved_step = None
         self.query_views = self._query_views()
-
-    def _images_per_pass(self):
-        """Images of one forward pass on one device.
-
-        Raises:
-            UsageError: the data has fewer images than a batch, whose size is part of SAIB.
-        """
-        saib, configured = self.config.saib, self.config.trainer.batch_size
-        batch_size = self.batches(epoch=0, start=0).batch_size
-        if saib is not None and saib.channels == "batch" and batch_size != configured:
-            raise UsageError(
-                f"trainer.batch_size: {configured} is not allowed with saib.channels=batch, which needs whole batches: "
-                f"{self.config.data.name} has {len(self.views)} images. Take fewer, or saib.channels=patch"
-            )
-        return batch_size // self.fabric.world_size
 
     def _query_views(self):
         """What the pictures of SAIB's work are made from; None where there is no block, or another rank draws them."""
@@ -89,7 +69,7 @@ class Run:
             return None
         return QueryViews(
             Readable(self.views, self.config.data.max_unreadable),
-            batch_size=self._images_per_pass(),
+            batch_size=self.steps.images_per_pass,
             whole_batch=saib.channels == "batch",
             mean=self.config.views["mean"],
             std=self.config.views["std"],
@@ -97,12 +77,12 @@ class Run:
 
     def restore_or_begin(self):
         """Continue from the folder's checkpoint; where there is none yet, measure the untrained encoder first."""
-        if self.folder.checkpoint.exists():
+        if on_rank_zero(self.fabric, self.folder.checkpoint.exists):
             self._restore(load_checkpoint(self.folder.checkpoint))
         else:
             self._say("measuring the untrained encoder")
             self.untrained = self._measure()
-            self.fabric.seed_everything(self.config.seed, verbose=False)
+            seed_rank(self.fabric, self.config.seed)
             self.save()
 
     def _restore(self, state):
@@ -110,9 +90,9 @@ class Run:
             raise UsageError(
                 f"the run saw {state['samples']} training images, {self.config.data.name} now has {len(self.views)}"
             )
-        if not 0 <= state["step"] <= self.total_steps:
+        if not 0 <= state["step"] <= self.steps.total:
             raise UsageError(
-                f"{self.folder.checkpoint} is damaged: it is of step {state['step']} of {self.total_steps}"
+                f"{self.folder.checkpoint} is damaged: it is of step {state['step']} of {self.steps.total}"
             )
         saib, ranks = self.config.saib, len(state["rng"])
         if saib is not None and saib.channels == "batch" and ranks != self.fabric.world_size:
@@ -130,6 +110,8 @@ class Run:
         self.saved_step = self.step
         if self.fabric.global_rank < len(state["rng"]):
             set_rng_state(state["rng"][self.fabric.global_rank], self.fabric.device)
+        else:
+            seed_rank(self.fabric, self.config.seed, self.step)
 
     def save(self):
         """Write everything that the rest of the run depends on. The learning rate is a function of the step alone."""
@@ -138,10 +120,11 @@ class Run:
             gathered = [None] * self.fabric.world_size
             torch.distributed.all_gather_object(gathered, rng[0])
             rng = gathered
+        method = self.method.state_dict()  # on every rank: a sharded bank is gathered
         if self.fabric.is_global_zero:
             state = {
                 "config": self.config.to_dict(),
-                "method": self.method.state_dict(),
+                "method": method,
                 "optimizer": self.optimizer.state_dict(),
                 "precision": self.fabric.strategy.precision.state_dict(),
                 "step": self.step,

@@ -148,7 +148,10 @@ class TrainerConfig:
             enough, and leaves out a step whose gradient overflows.
         compile: the forward pass and the loss by torch.compile, which needs a C++ compiler on a CPU.
         accelerator: "auto" is cuda where there is one, else cpu.
-        devices: how many, each with a process of its own and its part of each batch; "auto" is all.
+        devices: how many on each machine, each with a process of its own and its part of each batch. "auto" is all;
+            null is one, or under torchrun as many as it has started.
+        num_nodes: machines, each with that many devices; null is one, or under torchrun what it was told.
+        sync_batch_norm: batch norm of the trained encoder over the images of all devices and not of each. CUDA only.
         threads: of the CPU's arithmetic; null leaves it to torch and OMP_NUM_THREADS. A small network is hardly slower
             on one, and does not stall when other programs want the second core.
         log_steps: optimiser steps from one row of metrics.csv to the next.
@@ -165,7 +168,9 @@ class TrainerConfig:
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
     compile: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
-    devices: Positive | Literal["auto"] = 1
+    devices: Positive | Literal["auto"] | None = None
+    num_nodes: Positive | None = None
+    sync_batch_norm: bool = False
     threads: Threads | None = None
     log_steps: Positive = 10
     checkpoint_steps: Positive | None = None
@@ -310,6 +315,7 @@ PARTS = ("ring", "saib")
 # Keys that a resumed run may change: they say where and with what means the work is done, not what it is.
 MAY_DIFFER = (
     "output",
+    "method.sharded",
     "data.root",
     "data.workers",
     "data.download",
@@ -317,6 +323,7 @@ MAY_DIFFER = (
     "trainer.compile",
     "trainer.accelerator",
     "trainer.devices",
+    "trainer.num_nodes",
     "trainer.threads",
     "trainer.checkpoint_steps",
     "trainer.progress",

@@ -91,11 +91,11 @@ def extract_features(backbone, dataset, *, fabric, batch_size, workers=0, faults
             faults.note(texts)
     faults.agree()
     features, labels = torch.cat(features), torch.cat(labels).to(fabric.device)
-    readable = torch.tensor(readable, dtype=torch.uint8, device=fabric.device)
+    readable = torch.tensor(readable, device=fabric.device)
     features, labels, readable = (gather_rows(column)[: len(dataset)] for column in (features, labels, readable))
     if not readable.any():
         raise RunError(f"none of {len(dataset)} images can be read")
-    return features[readable > 0], labels[readable > 0]
+    return features[readable], labels[readable]
 
 
 def read_batches(loader):

@@ -53,8 +53,8 @@ def ring_sample(
     Raises:
         ValueError, TypeError: naming the argument, its value and what is allowed, also if no key lies in the ring.
     """
-    keys = _as_keys(query, queue, "queue", layout)
-    _check(query, keys, "queue", exclude)
+    keys = as_keys(query, queue, "queue", layout)
+    check_keys(query, keys, "queue", exclude)
     _refuse_tangents("ring_sample", query, keys)
     uniform = None
     if num_samples is not None:
@@ -92,7 +92,8 @@ def ring_info_nce(
     always in the denominator. ``lower=0, upper=100`` is the plain loss over all keys.
 
     Deterministic: the same inputs give the same bits, forward and backward, on any number of threads. Finite for finite
-    inputs at any temperature from 1e-3 on. Has no second derivative.
+    inputs at any temperature from 1e-3 on, as long as sums of similarities and of keys stay in float32's range. Has no
+    second derivative.
 
     Args:
         query, positive_key: (N, C), float32, float16 or bfloat16, any strides.
@@ -107,14 +108,9 @@ def ring_info_nce(
     Raises:
         ValueError, TypeError: naming the argument, its value and what is allowed, also if no key lies in the ring.
     """
-    keys = _as_keys(query, negative_keys, "negative_keys", layout)
-    _check(query, keys, "negative_keys", exclude)
-    _check_tensor(positive_key, "positive_key")
-    if positive_key.shape != query.shape:
-        raise ValueError(
-            f"positive_key has the shape {tuple(positive_key.shape)}; query's shape is allowed, {tuple(query.shape)}"
-        )
-    _check_alike(query, positive_key, "positive_key")
+    keys = as_keys(query, negative_keys, "negative_keys", layout)
+    check_keys(query, keys, "negative_keys", exclude)
+    check_positive(query, positive_key)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction = {reduction!r} is not allowed: 'mean', 'sum' or 'none'")
     if not isinstance(temperature, Tensor):
@@ -129,7 +125,7 @@ def ring_info_nce(
         torch._assert_async(
             ((temperature > 0) & (temperature < math.inf)).all(), "temperature is not allowed: a positive number"
         )
-    inputs = (query, positive_key, keys, temperature)
+    inputs = (query, positive_key, keys, temperature.reshape(()))
     _refuse_tangents("ring_info_nce", *inputs)
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     operator, percentiles = torch.ops.iecl_fast.ring_info_nce, (lower, upper)
@@ -155,7 +151,7 @@ def _as_data(lower: float | Tensor, upper: float | Tensor) -> tuple[Tensor]:
     return (torch.stack(tensors),)
 
 
-def _as_keys(query: Tensor, queue: Tensor, name: str, layout: str | None) -> Tensor:
+def as_keys(query: Tensor, queue: Tensor, name: str, layout: str | None) -> Tensor:
     """A (K, C) view of the stored keys."""
     for tensor, argument in ((query, "query"), (queue, name)):
         _check_tensor(tensor, argument)
@@ -187,7 +183,17 @@ def _check_alike(query: Tensor, other: Tensor, name: str) -> None:
         raise ValueError(f"{name} is on {other.device}; query's device is allowed, {query.device}")
 
 
-def _check(query: Tensor, keys: Tensor, name: str, exclude: Tensor | None) -> None:
+def check_positive(query: Tensor, positive_key: Tensor) -> None:
+    _check_tensor(positive_key, "positive_key")
+    if positive_key.shape != query.shape:
+        raise ValueError(
+            f"positive_key has the shape {tuple(positive_key.shape)}; query's shape is allowed, {tuple(query.shape)}"
+        )
+    _check_alike(query, positive_key, "positive_key")
+
+
+def check_keys(query: Tensor, keys: Tensor, name: str, exclude: Tensor | None) -> None:
+    """Queries (N, C), keys (K, C) under the name of their argument, and what is excluded."""
     if query.dtype not in DTYPES:
         raise TypeError(f"query is {query.dtype}; {', '.join(map(str, DTYPES))} are allowed")
     _check_alike(query, keys, name)

@@ -34,7 +34,7 @@ _definitions.define(
 )
 
 
-def _all_ranks(lower: float, upper: float, num_keys: int, exclude: Tensor | None) -> list[int]:
+def all_ranks(lower: float, upper: float, num_keys: int, exclude: Tensor | None) -> list[int]:
     """Ranks of the ring among all keys and, for queries that exclude one, among the others."""
     if exclude is None:
         return [*ring_ranks(lower, upper, num_keys), 0, 0]
@@ -76,7 +76,7 @@ def _in_one_piece(exclude: Tensor | None) -> Tensor | None:
 
 @torch.library.impl(_definitions, "ring_sample", "CPU")
 def _(query, keys, lower, upper, exclude, uniform, with_indices):
-    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    ranks = all_ranks(lower, upper, keys.shape[0], exclude)
     if uniform is None:
         _check_common_size(ranks, exclude)
     return _kernels._ring_sample_cpu(query, keys, ranks, _in_one_piece(exclude), uniform, with_indices)
@@ -96,7 +96,7 @@ def _(gradient, indices, query, num_keys):
 @torch.library.impl(_definitions, "ring_info_nce", "CPU")
 def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
     check_temperature(temperature.item())
-    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    ranks = all_ranks(lower, upper, keys.shape[0], exclude)
     return _kernels._ring_info_nce_cpu(
         query, positive_key, keys, ranks, temperature.item(), _in_one_piece(exclude), with_gradient
     )
@@ -104,7 +104,7 @@ def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradie
 
 @torch.library.impl(_definitions, "ring_info_nce_keys_gradient", "CPU")
 def _(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gradient):
-    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    ranks = all_ranks(lower, upper, keys.shape[0], exclude)
     return _kernels._ring_info_nce_keys_gradient_cpu(
         query, keys, ranks, temperature.item(), _in_one_piece(exclude), log_denominator, loss_gradient
     )
@@ -115,7 +115,7 @@ def _by_reference(device_type: str) -> dict[str, Callable]:
 
     def sample(query, keys, lower, upper, exclude, uniform, with_indices):
         _library.warn_reference("ring_sample", device_type)
-        ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+        ranks = all_ranks(lower, upper, keys.shape[0], exclude)
         if uniform is None:
             _check_common_size(ranks, exclude)
         similarities, indices = reference.ring_sample(query, keys, lower, upper, exclude, uniform)
@@ -133,7 +133,7 @@ def _by_reference(device_type: str) -> dict[str, Callable]:
 
     def info_nce(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
         _library.warn_reference("ring_info_nce", device_type)
-        _all_ranks(lower, upper, keys.shape[0], exclude)
+        all_ranks(lower, upper, keys.shape[0], exclude)
         loss = reference.ring_info_nce(query, positive_key, keys, temperature, lower, upper, exclude)
         positive = (query.float() * positive_key.float()).sum(dim=1)
         log_denominator = loss.double() + positive.double() / temperature

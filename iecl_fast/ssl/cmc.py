@@ -99,7 +99,7 @@ class CMC(Stepped):
 
     Args:
         backbone: its two networks are trained.
-        num_images, dim, num_samples, momentum, temperature, head, loss, ring: as in
+        num_images, dim, num_samples, momentum, temperature, head, loss, sharded, ring: as in
             :class:`iecl_fast.ssl.instance.InstanceDiscrimination`, for each of the two banks.
 
     Attributes:
@@ -121,13 +121,20 @@ class CMC(Stepped):
         temperature: float = 0.07,
         head: Literal["linear", "mlp"] = "linear",
         loss: Literal["softmax", "nce"] = "softmax",
+        sharded: bool = False,
         ring: RingSchedule | None = None,
     ):
         super().__init__(ring)
         self.backbone = backbone
         self.luminance_head = ProjectionHead(backbone.luminance.feature_dim, dim, head)
         self.chroma_head = ProjectionHead(backbone.chroma.feature_dim, dim, head)
-        options = {"momentum": momentum, "temperature": temperature, "num_samples": num_samples, "loss": loss}
+        options = {
+            "momentum": momentum,
+            "temperature": temperature,
+            "num_samples": num_samples,
+            "loss": loss,
+            "sharded": sharded,
+        }
         self.luminance_contrast = BankContrast(num_images, dim, **options)
         self.chroma_contrast = BankContrast(num_images, dim, **options)
         self.look_up_step()

@@ -26,6 +26,8 @@ class InstanceDiscrimination(Stepped):
         temperature: of the loss.
         head: ``"linear"`` (the paper's) or ``"mlp"``.
         loss: ``"softmax"``, cross entropy; ``"nce"``, the paper's noise-contrastive estimate with a running Z.
+        sharded: each rank holds a part of the bank, where it is too large for one device; see
+            :class:`iecl_fast.memory_sharded.ShardedMemoryBank`.
         ring: percentiles of the other entries, by ascending similarity, that negatives are drawn from; None is all.
 
     Attributes:
@@ -47,12 +49,19 @@ class InstanceDiscrimination(Stepped):
         temperature: float = 0.07,
         head: Literal["linear", "mlp"] = "linear",
         loss: Literal["softmax", "nce"] = "softmax",
+        sharded: bool = False,
         ring: RingSchedule | None = None,
     ):
         super().__init__(ring)
         self.encoder = Encoder(backbone, ProjectionHead(backbone.feature_dim, dim, head))
         self.contrast = BankContrast(
-            num_images, dim, momentum=momentum, temperature=temperature, num_samples=num_samples, loss=loss
+            num_images,
+            dim,
+            momentum=momentum,
+            temperature=temperature,
+            num_samples=num_samples,
+            loss=loss,
+            sharded=sharded,
         )
         self.look_up_step()
 

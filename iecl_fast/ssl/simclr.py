@@ -77,8 +77,9 @@ class SimCLR(Method):
             queries = self.encoder(transformed)
         self._embeddings = {"anchors": anchors.detach(), "others": queries.detach()}
         losses = {"contrast": self._contrast(anchors, queries)}
-        if self.saib is not None:
+        if self.terms.active:
             losses |= self.terms(queries, anchors)
+        if self.saib is not None:
             self._embeddings["queries"] = queries.detach()
         return losses
 

@@ -61,6 +61,6 @@ def test_a_run_keeps_the_values_that_its_set_leaves_out():
 
 def test_evaluation_does_not_depend_on_the_set():
     """A probe of the feature map learns from cropped and mirrored images whatever the encoder has seen."""
-    mapping = {"views": {"set": "crop_only", "flip": 0.5}, "evaluate": {"linear_features": "map"}}
+    mapping = {"views": {"set": "crop_only", "flip": 0.5}, "evaluate": {"linear": "ring"}}
     steps = build.probe_views(resolve(mapping)).transform.transforms
     assert [type(step) for step in steps[:-3]] == [v2.RandomRotation, v2.RandomResizedCrop, v2.RandomHorizontalFlip]

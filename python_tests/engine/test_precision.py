@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from iecl_fast.cli import main
-from iecl_fast.engine import launch
+from iecl_fast.engine import processes
 from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.logging import RunLog, read_metrics
 from iecl_fast.engine.run import Run
@@ -127,6 +127,6 @@ def test_float16_on_a_cpu_is_float16():
     """Fabric would take bfloat16 in its place."""
     from iecl_fast.engine.config import resolve
 
-    fabric = launch.launch_fabric(resolve({"trainer": {"precision": "16-mixed", "accelerator": "cpu"}}).trainer)
+    fabric = processes.launch_fabric(resolve({"trainer": {"precision": "16-mixed", "accelerator": "cpu"}}).trainer)
     assert fabric.strategy.precision.precision == "16-mixed"
     assert fabric.strategy.precision.scaler.is_enabled()

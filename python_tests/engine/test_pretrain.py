@@ -6,17 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 import yaml
 
 from iecl_fast.cli import main
-from iecl_fast.engine import launch, run
+from iecl_fast.engine import run
 from iecl_fast.engine.checkpoint import load_checkpoint, save_checkpoint
-from iecl_fast.engine.config import resolve
-from iecl_fast.engine.errors import RunError, UsageError
+from iecl_fast.engine.errors import RunError
 from iecl_fast.engine.logging import RunLog, read_metrics
 
 TIMES = ("seconds",)
@@ -86,8 +84,6 @@ KILLED = """
 import signal, sys
 sys.path.insert(0, sys.argv[1])
 from test_pretrain import kill_at
-from iecl_fast.engine.config import resolve
-from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.engine.logging import RunLog
 from iecl_fast.cli import main
 RunLog.write = kill_at(11, signal.SIGKILL)
@@ -332,16 +328,3 @@ def test_two_processes_train_together(small_run, tmp_path):
     assert state["step"] == 6
     assert int(state["method"]["queue.filled"]) == 32
     assert len(state["rng"]) == 2
-
-
-def test_a_batch_that_devices_cannot_share(monkeypatch):
-    class Launched:
-        world_size = 3
-
-        def launch(self):
-            pass
-
-    monkeypatch.setattr(launch, "Fabric", lambda **_: Launched())
-    trainer = replace(resolve({}).trainer, batch_size=8)
-    with pytest.raises(UsageError, match=r"a multiple of the number of devices, 3,"):
-        launch.launch_fabric(trainer)

@@ -76,10 +76,10 @@ def test_mode_comes_back_after_an_error(backbone):
 def test_ranks_put_their_parts_together(backbone, fabric, monkeypatch):
     data = Images(rows=7)
     whole, labels = extract_features(backbone, data, fabric=fabric, batch_size=3)
-    first = {torch.float32: whole[:4], torch.int64: labels[:4], torch.uint8: torch.ones(4, dtype=torch.uint8)}
+    first = {torch.float32: whole[:4], torch.int64: labels[:4], torch.bool: torch.ones(4, dtype=torch.bool)}
     second = SimpleNamespace(global_rank=1, world_size=2, device=torch.device("cpu"))
     monkeypatch.setattr(module, "gather_rows", lambda rows: torch.cat([first[rows.dtype], rows]))
-    features, targets = extract_features(backbone, data, fabric=second, batch_size=3)
+    features, targets = extract_features(backbone, data, fabric=second, batch_size=3, faults=Faults(fabric))
     torch.testing.assert_close(features, whole)
     assert torch.equal(targets, labels)
 

@@ -159,7 +159,7 @@ def test_a_foreign_file_is_said_with_its_name(tmp_path, content, words):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("data", [[1], {"a": 1}, {"a": {"b": torch.zeros(1)}}])
+@pytest.mark.parametrize("data", [[1], {"a": 1}, {"a": {"b": torch.zeros(1)}}, {1: torch.zeros(1)}])
 def test_a_torch_file_of_something_else(tmp_path, data):
     torch.save(data, tmp_path / "file")
     with pytest.raises(UsageError, match="is no state_dict"):
