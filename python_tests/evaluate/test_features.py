@@ -93,6 +93,20 @@ def test_an_unreadable_image_is_one_line(backbone, fabric, workers):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_images_are_left_out_as_far_as_is_allowed(backbone, fabric, workers):
+    whole, labels = extract_features(backbone, Images(rows=9), fabric=fabric, batch_size=4)
+    faults = Faults(fabric, max_unreadable=2)
+    loading = {"fabric": fabric, "batch_size": 4, "workers": workers, "faults": faults}
+    features, targets = extract_features(backbone, Images(rows=9, broken=[5, 0]), **loading)
+    kept = [1, 2, 3, 4, 6, 7, 8]
+    torch.testing.assert_close(features, whole[kept])
+    assert torch.equal(targets, labels[kept])
+    assert len(faults.unreadable) == 2
+    with pytest.raises(RunError, match=r"3 images cannot be read, data.max_unreadable=2"):
+        extract_features(backbone, Images(rows=9, broken=[3]), **loading)
+
+
 def test_measure_takes_only_the_protocols_asked_for(backbone, fabric):
     data = Images(rows=30)
     options = EvaluateConfig(linear_iterations=5)
