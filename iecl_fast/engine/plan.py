@@ -116,7 +116,7 @@ def effective_settings(config, resume=None):
             "all": sum(p.numel() for p in method.parameters()),
             "buffers_mib": _mib(sum(b.numel() * b.element_size() for b in method.buffers())),
         },
-        "received_mib_per_step": {name: _mib(count) for name, count in traffic.items()},
+        "received_mib_per_step": {name: None if count is None else _mib(count) for name, count in traffic.items()},
         "output": str(folder.path),
     }
 

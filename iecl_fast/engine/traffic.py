@@ -12,8 +12,9 @@ def bytes_received(config, method, *, images_per_pass, world_size):
     """Bytes that each process gets from the others in one optimiser step, by what they are for.
 
     Counted are the rows of all gathers, ``world_size - 1`` parts of each, and of the sums over processes what a ring
-    needs, ``2 (world_size - 1) / world_size`` of the summed tensor. Not counted: the few bytes that tell sizes, the
-    losses at logged steps, SyncBatchNorm's statistics, and local aggregation's clusters.
+    needs, ``2 (world_size - 1) / world_size`` of the summed tensor, in a step that computes all terms of the loss. Not
+    counted: the few bytes that tell sizes, the losses at logged steps, SyncBatchNorm's statistics, and local
+    aggregation's clusters.
 
     Args:
         config: `Config`.
@@ -22,14 +23,17 @@ def bytes_received(config, method, *, images_per_pass, world_size):
         world_size: devices.
 
     Returns:
-        dict of ints: ``gradients``; ``keys``, into the queue or bank; ``shuffle``, of the images and keys whose batch
+        dict of ints: ``gradients``; ``keys``, into the queue or bank, None for a sharded one, where it depends on what
+        the keys are; ``shuffle``, of the images and keys whose batch
         norm is shuffled; ``embeddings``, with their gradients, for losses of the joined batch.
     """
     passes = config.trainer.accumulate
     rows = passes * images_per_pass * (world_size - 1)  # the others' images
     dim = config.method["dim"] * FLOAT
     halves = 2 if config.method.get("symmetric") else 1
-    if isinstance(method, MoCo):
+    if config.method.get("sharded"):
+        keys = None
+    elif isinstance(method, MoCo):
         keys = halves * rows * dim
     elif isinstance(method, InstanceDiscrimination | CMC):
         normalizer = FLOAT if config.method.get("loss") == "nce" else 0

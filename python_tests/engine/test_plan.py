@@ -73,6 +73,14 @@ def test_a_ring_of_simclr_is_taken_from_all_devices_images(plan, small_run, caps
     assert effective["ring"]["kept"] == [12, 2]
 
 
+def test_what_a_sharded_bank_sends_is_not_known_beforehand(plan, small_run):
+    words = [word for word in small_run("run") if "num_keys" not in word]
+    for value, known in (("false", True), ("true", False)):
+        arguments = [words[0], "--method", "ir", *words[1:], "trainer.devices=2", f"method.sharded={value}"]
+        traffic = plan(arguments)["effective"]["received_mib_per_step"]
+        assert (traffic["keys"] is not None) == known and traffic["gradients"] > 0
+
+
 def test_it_refuses_what_a_run_refuses(small_run, whole_run, capsys):
     for arguments, words in (
         (small_run("run", "trainer.devices=3"), "a multiple of the number of devices, 3"),

@@ -11,12 +11,12 @@ from iecl_fast.ssl import encoders
 
 
 def _info_nce(query, positive_key, keys, *, lower, upper, temperature, exclude=None):
-    return reference.ring_info_nce(query, positive_key, keys, temperature, lower, upper, exclude).mean()
+    return reference.ring_info_nce(query, positive_key, keys, temperature, float(lower), float(upper), exclude).mean()
 
 
 def _sample(query, keys, lower, upper, *, num_samples=None, exclude=None, return_indices=False):
     uniform = None if num_samples is None else torch.rand(len(query), num_samples, dtype=torch.float64)
-    similarities, indices = reference.ring_sample(query, keys, lower, upper, exclude, uniform)
+    similarities, indices = reference.ring_sample(query, keys, float(lower), float(upper), exclude, uniform)
     return (similarities, indices) if return_indices else similarities
 
 

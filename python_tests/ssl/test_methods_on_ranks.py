@@ -86,6 +86,7 @@ def build(case):
     method = build_method(name, backbone, **options)
     if name == "la":
         method.ring = RingSchedule(**ONE_KEY)  # for its warm start
+        method.look_up_step()
     for module in method.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.__class__ = Joined1d if isinstance(module, nn.BatchNorm1d) else Joined2d
@@ -110,7 +111,8 @@ def train(case, parts, rank=0, dtype=torch.float32, wrap=lambda method: method):
     """Three steps of a rank on its parts of the batches; of one process if every part is one number.
 
     Returns:
-        dict: ``losses`` (steps,), the rank's share of the joined loss; ``gradients`` and ``state``, one vector each.
+        dict of vectors: ``losses``, of each pass and term the rank's share of the joined batch's; ``gradients`` of all
+        steps; ``state`` and ``counts``, the numbers of the state_dict in the end.
     """
     method = build(case).to(dtype)
     wrapped = wrap(method)
@@ -119,19 +121,17 @@ def train(case, parts, rank=0, dtype=torch.float32, wrap=lambda method: method):
     losses, gradients = [], []
     for step, joined in enumerate(passes(parts)):
         optimizer.zero_grad()
-        total = 0.0
         for number, (views, index) in enumerate(joined):
             sizes = parts[step][number]
             own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
             views = [view[own].to(dtype) for view in views][: method.num_views]
             # DDP takes the mean over the ranks, of which each stands for its images.
-            share = sizes[rank] * len(sizes) / sum(sizes) / len(joined)
+            share = sizes[rank] * len(sizes) / sum(sizes)
             last = number == len(joined) - 1
             with wrapped.no_sync() if not last and wrapped is not method else torch.enable_grad():
-                loss = sum(wrapped(views, index[own]).values()) * share
-                loss.backward()
-            total += loss.item() / len(sizes)
-        losses.append(total)
+                terms = wrapped(views, index[own]).values()
+                (sum(terms) * share / len(joined)).backward()
+            losses += [term.item() * share / len(sizes) for term in terms]
         gradients += [parameter.grad.flatten().clone() for parameter in trained]
         optimizer.step()
         method.after_step()
