@@ -9,6 +9,7 @@ from iecl_fast.data.datasets import (
     dataset_info,
     default_root,
 )
+from iecl_fast.data.readable import Readable
 from iecl_fast.data.statistics import channel_statistics
 from iecl_fast.data.views import (
     GaussianBlur,
@@ -24,6 +25,7 @@ __all__ = [
     "DatasetInfo",
     "GaussianBlur",
     "LabelledImages",
+    "Readable",
     "ViewsDataset",
     "balanced_rows",
     "build_dataset",

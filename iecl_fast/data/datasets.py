@@ -22,6 +22,7 @@ from iecl_fast.data.torchvision_sources import SOURCES, load_image, torchvision_
 SPLITS = ("pretrain", "train", "test")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PHOTO_CROP_RATIO = 224 / 256
+READ_AT_MOST = 100
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ def dataset_info(name: str, *, root: str | os.PathLike | None = None) -> Dataset
         return DATASETS[name]
     tree = _tree(name, default_root() if root is None else Path(root).expanduser())
     source = _folder_source(tree, "train")
-    side = min(source[0][0].size)
+    side = min(_size_of_first(source))
     small = side <= 128
     return DatasetInfo(
         num_classes=len(source.classes),
@@ -219,6 +220,16 @@ def dataset_info(name: str, *, root: str | os.PathLike | None = None) -> Dataset
         crop_ratio=1.0 if small else PHOTO_CROP_RATIO,
         views={"blur": 0.0} if side < 64 else {},
     )
+
+
+def _size_of_first(source: ClassFolders) -> tuple[int, int]:
+    """Of the first image that can be read, within reason: a whole folder of others is not looked through."""
+    for row in range(min(len(source), READ_AT_MOST)):
+        try:
+            return source[row][0].size
+        except OSError as error:
+            fault = error
+    raise fault
 
 
 def balanced_rows(labels: Tensor, limit: int, seed: int = 0) -> Tensor:

@@ -14,8 +14,10 @@ def load_image(path: str) -> Image.Image:
     """An RGB image. What is wrong with one is said together with its path, which Pillow does not always do."""
     try:
         return pil_loader(path)
-    except (OSError, SyntaxError) as error:
-        raise OSError(f"{path}: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # a decoder that meets damaged bytes may raise anything
+        raise OSError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
 
 
 @dataclass(frozen=True)

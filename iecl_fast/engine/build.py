@@ -16,6 +16,7 @@ from iecl_fast.data import (
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.ring import AdaptiveRingSchedule, RingSchedule, ring_ranks
 from iecl_fast.ssl import METHODS, accepts, build_backbone, build_lab_backbone, build_method
+from iecl_fast.ssl.batch_norm import sync_batch_norm
 
 
 @contextmanager
@@ -115,7 +116,7 @@ def _location(data):
     return {"root": data.root, "download": data.download}
 
 
-def method(config, *, total_steps, batch_size, num_images):
+def method(config, *, total_steps, batch_size, num_images, world_size=1):
     """The method with its encoder, newly initialised from torch's random state.
 
     Args:
@@ -123,6 +124,7 @@ def method(config, *, total_steps, batch_size, num_images):
         total_steps: optimiser steps of the whole run, over which Ring's annealing is spread.
         batch_size: images of one forward pass on one device, all of which are this many.
         num_images: training images; methods with a memory bank keep an entry for each.
+        world_size: devices that train together.
     """
     options = dict(config.method)
     name = options.pop("name")
@@ -133,10 +135,9 @@ def method(config, *, total_steps, batch_size, num_images):
     options |= {key: value for key, value in known.items() if accepts(name, key)}
     ring = None
     if config.ring is not None:
-        # Of a memory bank all but the query's own entry; for SimCLR the other images of the batch, in both views.
-        others = num_images - 1 if accepts(name, "num_images") else 2 * batch_size - 2
         with _of_group("ring"):
-            ring = _ring_schedule(config.ring, options.get("num_keys", others), total_steps, steps_per_epoch)
+            candidates = ring_candidates(config, num_images, batch_size * world_size)
+            ring = _ring_schedule(config.ring, candidates, total_steps, steps_per_epoch)
     with _of_group("encoder"):
         encoder = (config.encoder.name, config.encoder.stem, config.encoder.width)
         if name == "cmc":  # looks at colours, so it has to undo the views' standardisation
@@ -146,7 +147,10 @@ def method(config, *, total_steps, batch_size, num_images):
     with _of_group("saib"):
         saib = None if config.saib is None else _saib(config.saib, config.views["image_size"], batch_size)
     with _of_group("method"):
-        return build_method(name, backbone, ring=ring, saib=saib, **options)
+        built = build_method(name, backbone, ring=ring, saib=saib, **options)
+    if config.trainer.sync_batch_norm and world_size > 1:
+        sync_batch_norm(built)
+    return built
 
 
 def _saib(saib, image_size, batch_size):
@@ -162,6 +166,14 @@ def _saib(saib, image_size, batch_size):
         cascade=saib.cascade,
         positional=saib.positional,
     )
+
+
+def ring_candidates(config, num_images, batch_size):
+    """How many keys a ring is taken from: the queue's; of a memory bank all but the query's own entry; for SimCLR the
+    other images of all devices' batch, in both views."""
+    if accepts(config.method["name"], "num_images"):
+        return num_images - 1
+    return config.method.get("num_keys", 2 * batch_size - 2)
 
 
 def _ring_schedule(ring, num_candidates, total_steps, steps_per_epoch):

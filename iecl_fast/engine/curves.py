@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from iecl_fast.engine.checkpoint import whole_file
-from iecl_fast.engine.logging import read_metrics
+from iecl_fast.engine.logging import COUNTS, read_metrics
 
 COLUMNS = 3
 COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:gray")
@@ -65,7 +65,8 @@ def mean_columns(runs):
         return {}
     runs = [rows[: min(map(len, runs))] for rows in runs]
     steps = np.array([row["step"] for row in runs[0]])
-    names = [name for name in runs[0][0] if name not in ("step", "epoch")]
+    names = [name for name in runs[0][0] if name not in ("step", "epoch") and all(name in rows[0] for rows in runs)]
+    names = [name for name in names if name not in COUNTS or any(row[name] for rows in runs for row in rows)]
     names.sort(key=lambda name: name != "loss")
     return {name: (steps, np.mean([[row[name] for row in rows] for rows in runs], axis=0)) for name in names}
 

@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from iecl_fast.engine.schema import Range
 
-Positive = Annotated[int, Range(minimum=1)]
+MOST = 2**31 - 1  # of what is counted: more than any machine has, and it fits every C integer on the way
+Positive = Annotated[int, Range(minimum=1, maximum=MOST)]
 Threads = Annotated[int, Range(minimum=1, maximum=1024)]  # OpenMP ends the process when it cannot start them
-Count = Annotated[int, Range(minimum=0)]
+Workers = Annotated[int, Range(minimum=0, maximum=1024)]
+Count = Annotated[int, Range(minimum=0, maximum=MOST)]
 Seed = Annotated[int, Range(minimum=0, maximum=2**32 - 1)]
 Amount = Annotated[float, Range(minimum=0)]
 PositiveAmount = Annotated[float, Range(above=0)]
@@ -90,13 +92,16 @@ class DataConfig:
         limit: use that many training images, the classes in equal parts; null means all. The test images stay all.
         workers: processes that load images; 0 loads them between the steps.
         download: fetch a missing data set, where torchvision can.
+        max_unreadable: so many images may be unreadable before a run gives up; each is named, and another one is taken
+            in its place. 0 gives up at the first.
     """
 
     name: str = "digits"
     root: str | None = None
     limit: Positive | None = None
-    workers: Count = 0
+    workers: Workers = 0
     download: bool = False
+    max_unreadable: Count = 10
 
 
 @dataclass(frozen=True)
@@ -139,26 +144,39 @@ class TrainerConfig:
         epochs: passes over the training images.
         batch_size: images of one forward pass, all devices together.
         accumulate: forward passes of one optimiser step.
-        precision: of the arithmetic; the weights stay float32.
+        precision: of the arithmetic; the weights stay float32. 16-mixed scales the loss so that float16's range is
+            enough, and leaves out a step whose gradient overflows.
+        compile: the forward pass and the loss by torch.compile, which needs a C++ compiler on a CPU.
         accelerator: "auto" is cuda where there is one, else cpu.
-        devices: how many, each with a process of its own and its part of each batch; "auto" is all.
+        devices: how many on each machine, each with a process of its own and its part of each batch. "auto" is all;
+            null is one, or under torchrun as many as it has started.
+        num_nodes: machines, each with that many devices; null is one, or under torchrun what it was told.
+        sync_batch_norm: batch norm of the trained encoder over the images of all devices and not of each. CUDA only.
         threads: of the CPU's arithmetic; null leaves it to torch and OMP_NUM_THREADS. A small network is hardly slower
             on one, and does not stall when other programs want the second core.
         log_steps: optimiser steps from one row of metrics.csv to the next.
         checkpoint_steps: optimiser steps from one checkpoint to the next; null writes one at the end of each epoch.
         progress: show the progress bar.
+        nan_loss: a loss that is no finite number stops the run; or skip leaves such a step out, which makes each step
+            wait for its loss.
+        max_skipped: so many steps in a row may be left out before the run stops after all.
     """
 
     epochs: Positive = 200
     batch_size: Positive = 256
     accumulate: Positive = 1
     precision: Literal["32-true", "16-mixed", "bf16-mixed"] = "32-true"
+    compile: bool = False
     accelerator: Literal["auto", "cpu", "cuda"] = "auto"
-    devices: Positive | Literal["auto"] = 1
+    devices: Positive | Literal["auto"] | None = None
+    num_nodes: Positive | None = None
+    sync_batch_norm: bool = False
     threads: Threads | None = None
     log_steps: Positive = 10
     checkpoint_steps: Positive | None = None
     progress: bool = True
+    nan_loss: Literal["stop", "skip"] = "stop"
+    max_skipped: Positive = 10
 
 
 @dataclass(frozen=True)
@@ -297,12 +315,18 @@ PARTS = ("ring", "saib")
 # Keys that a resumed run may change: they say where and with what means the work is done, not what it is.
 MAY_DIFFER = (
     "output",
+    "method.sharded",
     "data.root",
     "data.workers",
     "data.download",
+    "data.max_unreadable",
+    "trainer.compile",
     "trainer.accelerator",
     "trainer.devices",
+    "trainer.num_nodes",
     "trainer.threads",
     "trainer.checkpoint_steps",
     "trainer.progress",
+    "trainer.nan_loss",
+    "trainer.max_skipped",
 )

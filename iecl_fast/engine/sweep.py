@@ -10,6 +10,7 @@ from iecl_fast.engine.curves import draw_comparison
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.engine.folder import RunFolder, write_json
 from iecl_fast.engine.pretrain import pretrain
+from iecl_fast.engine.processes import started_by_torchrun
 
 FIGURES = ("knn_top1", "linear_top1", "knn_top1_untrained", "linear_top1_untrained", "seconds")
 
@@ -40,6 +41,8 @@ def sweep(names, *, seeds, output, layers=(), axis=None):
     """
     if seeds < 1:
         raise UsageError(f"--seeds: {seeds} is not allowed, it must be at least 1")
+    if started_by_torchrun():
+        raise UsageError("a sweep's runs follow each other in one process: start it without torchrun")
     runs, places = {}, {}
     for line, name in (names if isinstance(names, dict) else _by_stem(names)).items():
         for value in (None,) if axis is None else axis.values:
@@ -101,7 +104,7 @@ def _runs_of(name, seeds, folder, layers):
     for number in range(seeds):
         seed = resolve(mapping).seed + number
         config = resolve(merge(mapping, {"seed": seed, "output": str(folder / f"seed{seed}")}))
-        if config.trainer.devices != 1:
+        if config.trainer.devices not in (None, 1):
             raise UsageError(
                 f"trainer.devices: {config.trainer.devices} in {name} is not allowed in a sweep, whose runs follow "
                 "each other in one process: write trainer.devices=1"

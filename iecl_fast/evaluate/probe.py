@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from iecl_fast.data import Readable
+from iecl_fast.engine.faults import Faults
 from iecl_fast.evaluate.features import extract_features, frozen
 from iecl_fast.evaluate.sgd import FeatureBatches, ViewBatches, train_by_sgd
 
@@ -42,7 +44,7 @@ def zero_classifier(num_features, num_classes, device):
     return classifier
 
 
-def probe_of_views(backbone, views, test, *, num_classes, protocol, fabric, batch_size, workers=0):
+def probe_of_views(backbone, views, test, *, num_classes, protocol, fabric, batch_size, workers=0, faults=None):
     """Scores of a classifier that learns from views whose features are computed in each epoch anew.
 
     Nothing is kept of the features: as maps, 512 x 7 x 7 numbers for each image, they would fill 128 GB for ImageNet.
@@ -56,11 +58,14 @@ def probe_of_views(backbone, views, test, *, num_classes, protocol, fabric, batc
         fabric: `lightning_fabric.Fabric`.
         batch_size: test images of one forward pass.
         workers: processes that load images.
+        faults: `Faults`, which counts and limits the unreadable images; None allows none.
 
     Returns:
         scores (m, num_classes) of the test images, their labels (m,) int64.
     """
-    probe = Probe(backbone, protocol.features, num_classes, test[0][0][None].to(fabric.device))
+    faults = Faults(fabric) if faults is None else faults
+    sample = Readable(test, faults.max_unreadable)[0][0]
+    probe = Probe(backbone, protocol.features, num_classes, sample[None].to(fabric.device))
 
     def loss_of(images, labels):
         return cross_entropy(probe(images), labels)
@@ -70,9 +75,9 @@ def probe_of_views(backbone, views, test, *, num_classes, protocol, fabric, batc
         for parameter in probe.classifier.parameters():
             parameter.grad = fabric.all_reduce(parameter.grad, reduce_op="mean")
 
-    batches = ViewBatches(views, batch_size=protocol.batch_size, fabric=fabric, workers=workers)
+    batches = ViewBatches(views, batch_size=protocol.batch_size, fabric=fabric, workers=workers, faults=faults)
     _learn(probe.classifier, loss_of, backward, batches, protocol)
-    return extract_features(probe, test, fabric=fabric, batch_size=batch_size, workers=workers)
+    return extract_features(probe, test, fabric=fabric, batch_size=batch_size, workers=workers, faults=faults)
 
 
 def probe_of_features(train_features, train_labels, test_features, *, num_classes, protocol):

@@ -41,7 +41,7 @@ def measure(*data, **options):
     return {name: value for measurement in judge(*data, **options) for name, value in measurement.values().items()}
 
 
-def judge(backbone, train, test, num_classes, protocols, *, options, fabric, workers=0, probe_views=None):
+def judge(backbone, train, test, num_classes, protocols, *, options, fabric, workers=0, probe_views=None, faults=None):
     """What a frozen backbone's features say about the test images.
 
     Args:
@@ -54,14 +54,15 @@ def judge(backbone, train, test, num_classes, protocols, *, options, fabric, wor
         workers: processes that load images.
         probe_views: `ViewsDataset` of the training images, if the linear classifier is to learn from these; else it
             learns from features computed once.
+        faults: `Faults`, which counts and limits the unreadable images, which are left out; None allows none.
 
     Returns:
         list of `Measurement`, one for each protocol.
 
     Raises:
-        RunError: the backbone did not stay as it was; an image cannot be read; a training diverged.
+        RunError: the backbone did not stay as it was; more images cannot be read than allowed; a training diverged.
     """
-    loading = {"fabric": fabric, "batch_size": options.batch_size, "workers": workers}
+    loading = {"fabric": fabric, "batch_size": options.batch_size, "workers": workers, "faults": faults}
     by_views = "linear" in protocols and probe_views is not None
     by_features = [_BY_FEATURES[name] for name in protocols if not (name == "linear" and by_views)]
     measurements = []

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from iecl_fast.data import Readable
 from iecl_fast.engine.batches import EpochBatches
 from iecl_fast.engine.errors import RunError
 from iecl_fast.engine.schedule import learning_rate
@@ -58,10 +59,12 @@ class ViewBatches:
         batch_size: images of a step, all ranks together.
         fabric: `lightning_fabric.Fabric`, to whose device the batches come.
         workers: processes that load images.
+        faults: `Faults`, which counts and limits the unreadable images, in whose place others come.
     """
 
-    def __init__(self, views, *, batch_size, fabric, workers):
+    def __init__(self, views, *, batch_size, fabric, workers, faults):
         self.views = views
+        self.faults = faults
         self.batch_size = max(1, batch_size // fabric.world_size) * fabric.world_size
         self.fabric = fabric
         self.workers = workers
@@ -72,13 +75,15 @@ class ViewBatches:
     def of_epoch(self, epoch):
         self.views.set_epoch(epoch)
         loader = DataLoader(
-            self.views,
+            Readable(self.views, self.faults.max_unreadable),
             batch_sampler=self._order(epoch),
             num_workers=self.workers,
             generator=torch.Generator(),  # its own, so that the global random state stays as it is
         )
-        for (images,), labels, _ in read_batches(loader):
+        for (images,), labels, _, texts in read_batches(loader):
+            self.faults.note(texts)
             yield images.to(self.fabric.device), labels.to(self.fabric.device)
+        self.faults.agree()
 
     def _order(self, epoch):
         ranks = {"rank": self.fabric.global_rank, "world_size": self.fabric.world_size}

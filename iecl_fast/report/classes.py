@@ -31,27 +31,27 @@ def run_results(about, run, names):
     return _drawn(about, run.result or {}, names)[0]
 
 
-def evaluation(about, evaluation, names):
+def evaluation_blocks(about, found, names):
     """A later evaluation: its figures, what it says about single classes, the pictures it has left.
 
     Args:
         about: the run, in words; empty where there is none.
-        evaluation: `Evaluation`.
+        found: `Evaluation`.
         names: of the classes of the run's data, None where they are not known.
 
     Returns:
         list of `Markup`.
     """
     blocks = []
-    for result in evaluation.results:
-        data = plain(result.get("data", "")) if len(evaluation.results) > 1 else ""
-        words = ", ".join(filter(None, (about, evaluation.name, data)))
+    for result in found.results:
+        data = plain(result.get("data", "")) if len(found.results) > 1 else ""
+        words = ", ".join(filter(None, (about, found.name, data)))
         drawn, left = _drawn(words, result, names)
         blocks.append(folded(words, named_values(left), opened=True))
         blocks += drawn
-    for path in sorted(evaluation.folder.glob("*.png")):
+    for path in sorted(found.folder.glob("*.png")):
         if not path.name.startswith("confusion"):  # that is drawn from its numbers
-            words = ", ".join(filter(None, (about, evaluation.name, path.stem)))
+            words = ", ".join(filter(None, (about, found.name, path.stem)))
             picture = element("img", src=data_address(path.read_bytes(), "png"), alt=words, class_="picture")
             blocks.append(folded(words, picture, opened=True))
     return blocks
@@ -129,7 +129,7 @@ def _table(counts, shares, names):
     rows = []
     for name, numbers, parts in zip(names, counts, shares, strict=True):
         cells = [
-            element("td", f"{number:g}", style=f"--share:{share:.1%}", class_="strong" if share > 0.5 else None)
+            element("td", f"{number:g}", style=f"--share:{share:.1%}")
             for number, share in zip(numbers, parts, strict=True)
         ]
         rows.append(element("tr", element("th", name, scope="row"), cells))

@@ -76,6 +76,18 @@ function draw(panel) {
   }
 }
 
+// The values of a curve between two steps, and at them.
+function valuesBetween(points, low, high) {
+  const values = points.filter((point) => point.x >= low && point.x <= high).map((point) => point.y);
+  for (let place = 1; place < points.length; place++) {
+    const [one, two] = [points[place - 1], points[place]];
+    for (const edge of [low, high]) {
+      if (one.x < edge && edge < two.x) values.push(one.y + ((edge - one.x) / (two.x - one.x)) * (two.y - one.y));
+    }
+  }
+  return values;
+}
+
 // Show the steps between two, in all panels; the values between the lowest and the highest there.
 function zoom(range) {
   for (const panel of panels) {
@@ -88,9 +100,7 @@ function zoom(range) {
       if (high <= low) continue;
       const seen = panel.series
         .filter((series) => !series.group.hasAttribute("hidden"))
-        .flatMap((series) => series.lines.flatMap((line) => line.points))
-        .filter((point) => point.x >= low && point.x <= high)
-        .map((point) => point.y);
+        .flatMap((series) => series.lines.flatMap((line) => valuesBetween(line.points, low, high)));
       panel.x = [low, high];
       const ends = seen.length ? [Math.min(...seen), Math.max(...seen)] : panel.yAll;
       const room = 0.05 * (ends[1] - ends[0]) || 0.1 * Math.abs(ends[0]) || 1;

@@ -10,7 +10,7 @@ from importlib import resources
 from iecl_fast import __version__
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.report.charts import before_and_after, scatter, series_style, swatch
-from iecl_fast.report.classes import evaluation, run_results
+from iecl_fast.report.classes import evaluation_blocks, run_results
 from iecl_fast.report.curves import curve_panels
 from iecl_fast.report.html import element, join
 from iecl_fast.report.pictures import neighbour_cards, views_picture
@@ -34,7 +34,11 @@ def report(paths):
     """
     groups, loose = gather(paths)
     looks = [_look(group) for group in groups]
-    found = [(number, group, seen) for number, (group, seen) in enumerate(zip(groups, looks)) if seen is not None]
+    found = [
+        (number, group, seen)
+        for number, (group, seen) in enumerate(zip(groups, looks, strict=True))
+        if seen is not None
+    ]
     sections = [
         ("accuracies", "Accuracies", _accuracies(groups) if groups else []),
         ("curves", "Curves", _curves(groups)),
@@ -154,9 +158,9 @@ def _evaluations(groups, looks, loose):
             about = f"{group.name}, seed {plain(run.seed)}" if len(group.runs) > 1 else group.name
             blocks += run_results(about, run, names)
             for one in run.evaluations:
-                blocks += evaluation(about, one, names)
+                blocks += evaluation_blocks(about, one, names)
     for one in loose:
-        blocks += evaluation("", one, None)
+        blocks += evaluation_blocks("", one, None)
     return blocks
 
 

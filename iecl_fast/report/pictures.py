@@ -19,7 +19,7 @@ def neighbour_cards(looks):
     Returns:
         list of `Markup`.
     """
-    found = [(series, name, look, nearest(look)) for series, name, look in looks]
+    found = [(series, name, seen, nearest(seen)) for series, name, seen in looks]
     first, queries = found[0][2], found[0][3].queries
     return [_card(number, int(place), first, found) for number, place in enumerate(queries)]
 
@@ -29,12 +29,12 @@ def _card(number, place, first, found):
     name = first.classes[label]
     query = element("figure", _image(image, f"query: {name}"), element("figcaption", name), class_="query")
     strips = []
-    for series, run, look, neighbours in found:
+    for series, run, seen, neighbours in found:
         cells = [
-            _neighbour(look, int(neighbour), float(similarity), label)
+            _neighbour(seen, int(neighbour), float(similarity), label)
             for neighbour, similarity in zip(neighbours.places[number], neighbours.similarities[number])
         ]
-        right = int((look.gallery_labels[neighbours.places[number]] == label).sum())
+        right = int((seen.gallery_labels[neighbours.places[number]] == label).sum())
         head = element(
             "div", swatch(series), element("span", run, class_="name"), f" {right} of {len(cells)}", class_="run"
         )
@@ -43,10 +43,10 @@ def _card(number, place, first, found):
     return element("article", query, element("div", strips, class_="strips"), class_="card")
 
 
-def _neighbour(look, place, similarity, wanted):
-    image, label = picture(look.gallery, place)
+def _neighbour(seen, place, similarity, wanted):
+    image, label = picture(seen.gallery, place)
     right = label == wanted
-    name, mark = look.classes[label], "\N{CHECK MARK}" if right else "\N{MULTIPLICATION X}"
+    name, mark = seen.classes[label], "\N{CHECK MARK}" if right else "\N{MULTIPLICATION X}"
     words = f"{name}, {'right' if right else 'wrong'}, similarity {similarity:.2f}"
     caption = element(
         "figcaption",

@@ -1,6 +1,7 @@
 """What lies in run folders, as far as it is there: a report is made of unfinished and damaged runs too."""
 
 import json
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +55,7 @@ class Run:
 
     @property
     def state(self):
-        """ "finished", or how far the run has come."""
+        """How far the run has come, in words; "finished" at its end."""
         if self.result is not None:
             return "finished"
         if not self.metrics:
@@ -94,7 +95,7 @@ class Group:
     def figures(self, name):
         """The values of a number of result.json, one for each finished run that has it."""
         values = [run.result.get(name) for run in self.finished]
-        return [value for value in values if isinstance(value, (int, float))]
+        return [value for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
 
     @property
     def shown_run(self):
@@ -258,7 +259,10 @@ def _read_json(path):
 
 def _read_metrics(path):
     try:
-        return read_metrics(path)
+        rows = read_metrics(path)
+        if rows and "step" not in rows[0]:
+            raise ValueError("it has no column step")
+        return rows
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
 

@@ -13,7 +13,7 @@ from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import resolve
 from iecl_fast.engine.errors import RunError
 from iecl_fast.evaluate.features import extract_features
-from iecl_fast.evaluate.from_checkpoint import checkpoint_path, restore_method
+from iecl_fast.evaluate.restore import checkpoint_path, restore_method
 
 TESTS = 1000  # test images, at most
 GALLERY = 4000  # training images among which neighbours are looked for, at most
@@ -106,13 +106,13 @@ def look(checkpoint):
     )
 
 
-def nearest(look):
-    """The `Neighbours` of the first test image of each class, of some classes where there are many."""
-    present = look.test_labels.unique()
+def nearest(seen):
+    """The `Neighbours` that a `Look` has of the first test image of each class, of some where there are many."""
+    present = seen.test_labels.unique()
     chosen = present[_spread(len(present), QUERIES)]
-    queries = torch.stack([(look.test_labels == label).nonzero()[0, 0] for label in chosen])
-    similarities = look.test_features[queries] @ look.gallery_features.T
-    best = similarities.topk(min(NEIGHBOURS, len(look.gallery)), dim=1)
+    queries = torch.stack([(seen.test_labels == label).nonzero()[0, 0] for label in chosen])
+    similarities = seen.test_features[queries] @ seen.gallery_features.T
+    best = similarities.topk(min(NEIGHBOURS, len(seen.gallery)), dim=1)
     return Neighbours(queries, best.indices, best.values)
 
 

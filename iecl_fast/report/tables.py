@@ -1,4 +1,4 @@
-"""Tables: what the runs reached and how they differ, further evaluations, environments, configurations."""
+"""Tables: what the runs reached, how they differ, what they ran on, their configurations."""
 
 import json
 import statistics

@@ -12,11 +12,12 @@ from iecl_fast.entropy import effective_rank
 from iecl_fast.ring import RingSchedule
 from iecl_fast.spectral import SpectralNormHandle, spectral_norm
 from iecl_fast.ssl.information import InformationTerms, entropy_per_dimension
+from iecl_fast.ssl.stepped import Stepped
 
 JACOBIAN_IMAGES, JACOBIAN_PROBES, JACOBIAN_STEPS = 2, 4, 24
 
 
-class Method(nn.Module):
+class Method(Stepped):
     """Base of a method of self-supervised learning.
 
     One training step::
@@ -47,12 +48,11 @@ class Method(nn.Module):
     Attributes:
         num_views: 2.
         encoder: :class:`~iecl_fast.ssl.Encoder`, the trained branch.
-        step: int64 scalar buffer, calls of ``after_step`` so far; it resumes with the state_dict.
+        step: calls of ``after_step`` and ``skip_step`` so far.
     """
 
     num_views = 2
     encoder: nn.Module
-    step: Tensor
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Method(nn.Module):
         contrast_reaches_saib: bool = False,
         ring: RingSchedule | None = None,
     ):
-        super().__init__()
+        super().__init__(ring)
         for name, value in (("saib_weight_decay", saib_weight_decay), ("jacobian_steps", jacobian_steps)):
             if not value >= 0:
                 raise ValueError(f"{name} must be at least 0, got {value}")
@@ -75,7 +75,6 @@ class Method(nn.Module):
         self.terms = InformationTerms(entropy_weight=entropy_weight, interval=terms_interval)
         if saib is None:
             self.terms.entropy_weight = 0.0
-        self.ring = ring
         self.jacobian_steps = jacobian_steps
         if saib is not None:
             saib.requires_grad_(contrast_reaches_saib or entropy_weight > 0)
@@ -83,9 +82,9 @@ class Method(nn.Module):
             # The last figures and when they were taken: a resumed run logs what the uninterrupted one does.
             self.register_buffer("jacobian", torch.zeros(2, dtype=torch.float64))
             self.register_buffer("jacobian_step", torch.full((), -1))
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._embeddings: dict[str, Tensor] = {}  # of the last forward pass, for diagnostics
         self._images = torch.zeros(0)  # what the block saw in it, as many as its Jacobian is measured at
+        self.look_up_step()
 
     def set_encoder(self, encoder: nn.Module, spectral: bool) -> None:
         """Take the trained branch, with its convolutions normalised if so wished."""
@@ -98,10 +97,6 @@ class Method(nn.Module):
     def backbone(self) -> nn.Module:
         """The trained branch's backbone, which evaluation uses."""
         return self.encoder.backbone
-
-    def percentiles(self) -> tuple[float, float]:
-        """Lower and upper percentile of the negatives at the current step."""
-        return (0.0, 100.0) if self.ring is None else self.ring(int(self.step))
 
     def check_views(self, views: list[Tensor]) -> None:
         if len(views) != self.num_views:
@@ -119,7 +114,11 @@ class Method(nn.Module):
 
     def has_terms(self) -> bool:
         """Whether the terms are computed at the current step."""
-        return self.terms.active and (self.terms.interval == 1 or int(self.step) % self.terms.interval == 0)
+        return self.terms.active and self._terms_are_due
+
+    def look_up_step(self) -> None:
+        super().look_up_step()
+        self._terms_are_due = self.terms.interval == 1 or int(self.step) % self.terms.interval == 0
 
     def information(self, transformed: Tensor, anchors: Tensor) -> dict[str, Tensor]:
         """The information terms of the transformed view's images (N, 3, H, W), beside the other's embeddings (N, C)."""
@@ -175,7 +174,11 @@ class Method(nn.Module):
 
     def after_step(self) -> None:
         """Count the step. Call it after ``optimizer.step()``, on every rank."""
-        self.step += 1
+        self.count_step()
+
+    def skip_step(self) -> None:
+        """In place of :meth:`after_step` where the optimiser took no step: count it, and learn nothing from it."""
+        self.count_step()
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Trained parameters as an optimiser takes them: SAIB's have a weight decay of their own."""

@@ -112,6 +112,8 @@ def test_recipe_file_with_options_over_it(photos, tmp_path):
         (["pretrain", "--epochs", "three"], "--epochs: invalid int value: 'three'"),
         (["pretrain", "--epochs", "0"], "trainer.epochs: 0 is not allowed, it must be at least 1"),
         (["pretrain", "--batch-size", "-3"], "trainer.batch_size"),
+        (["pretrain", "evaluate.batch_size=100000000000000000000000"], "evaluate.batch_size"),
+        (["pretrain", "data.workers=100000000"], "data.workers: 100000000 is not allowed, it must be at least 0 and"),
         (["pretrain", "--method", "mocoo"], "did you mean moco?"),
         (["pretrain", "--method", "byol", "method.num_keys=8"], "there is no key method.num_keys"),
         (["pretrain", "--method", "simsiam", "ring.upper=90"], "ring: simsiam takes no ring"),
@@ -164,7 +166,9 @@ def test_a_full_disk_is_a_message(photos, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(torch, "save", full)
     assert main(["pretrain", "--data", str(photos), "--output", str(tmp_path / "run"), *TINY]) == 1
-    assert capsys.readouterr().err.endswith("No space left on device\n")
+    message = capsys.readouterr().err
+    assert "last.ckpt: No space left on device; go on with: iecl-fast pretrain --resume" in message
+    assert "Traceback" not in message
 
 
 def test_too_little_memory_is_a_message(photos, tmp_path, capsys):
@@ -178,7 +182,8 @@ def test_too_little_memory_is_a_message(photos, tmp_path, capsys):
 def test_a_broken_image_is_a_message_with_its_trouble(photos, tmp_path, capsys):
     copy = shutil.copytree(photos, tmp_path / "copy")
     (copy / "train" / "dark" / "3.png").write_bytes(b"no image")
-    assert main(["pretrain", "--data", str(copy), "--output", str(tmp_path / "run"), *TINY]) == 1
+    arguments = ["--data", str(copy), "--output", str(tmp_path / "run"), *TINY, "data.max_unreadable=0"]
+    assert main(["pretrain", *arguments]) == 1
     message = capsys.readouterr().err
     assert "3.png" in message
     assert "Traceback" not in message

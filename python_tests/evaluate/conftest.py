@@ -12,9 +12,19 @@ from iecl_fast.engine.config import resolve
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """As a run on 48 digits leaves it, MoCo with a ResNet-18 of width 2, before its first step."""
+    return write_checkpoint(tmp_path_factory, {"name": "moco", "dim": 8, "num_keys": 32})
+
+
+@pytest.fixture(scope="session")
+def cmc_checkpoint(tmp_path_factory):
+    """The same of CMC, whose encoder looks at colours."""
+    return write_checkpoint(tmp_path_factory, {"name": "cmc", "dim": 8, "num_samples": 16})
+
+
+def write_checkpoint(tmp_path_factory, options):
     path = tmp_path_factory.mktemp("checkpoint") / "last.ckpt"
     mapping = {
-        "method": {"name": "moco", "dim": 8, "num_keys": 32},
+        "method": options,
         "encoder": {"stem": "imagenet", "width": 2},
         "data": {"name": "digits", "limit": 48},
         "trainer": {"batch_size": 8, "threads": 1, "progress": False},

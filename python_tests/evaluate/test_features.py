@@ -1,5 +1,7 @@
 """Features are those of the frozen backbone, and the backbone is left as it was."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -7,7 +9,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from iecl_fast.engine.errors import RunError
+from iecl_fast.engine.faults import Faults
 from iecl_fast.engine.settings import EvaluateConfig
+from iecl_fast.evaluate import features as module
 from iecl_fast.evaluate.features import extract_features, frozen, unchanged
 from iecl_fast.evaluate.protocols import measure
 
@@ -69,23 +73,13 @@ def test_mode_comes_back_after_an_error(backbone):
     assert backbone.training
 
 
-class SecondOfTwo:
-    """The second of two ranks, whose partner's part is known."""
-
-    global_rank, world_size, device = 1, 2, torch.device("cpu")
-
-    def __init__(self, part):
-        self.part = part
-
-    def all_gather(self, tensor):
-        return torch.stack([self.part[tensor.dtype], tensor])
-
-
-def test_ranks_put_their_parts_together(backbone, fabric):
+def test_ranks_put_their_parts_together(backbone, fabric, monkeypatch):
     data = Images(rows=7)
     whole, labels = extract_features(backbone, data, fabric=fabric, batch_size=3)
-    first = {torch.float32: whole[:4], torch.int64: labels[:4]}
-    features, targets = extract_features(backbone, data, fabric=SecondOfTwo(first), batch_size=3)
+    first = {torch.float32: whole[:4], torch.int64: labels[:4], torch.bool: torch.ones(4, dtype=torch.bool)}
+    second = SimpleNamespace(global_rank=1, world_size=2, device=torch.device("cpu"))
+    monkeypatch.setattr(module, "gather_rows", lambda rows: torch.cat([first[rows.dtype], rows]))
+    features, targets = extract_features(backbone, data, fabric=second, batch_size=3, faults=Faults(fabric))
     torch.testing.assert_close(features, whole)
     assert torch.equal(targets, labels)
 

@@ -5,10 +5,12 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from iecl_fast.cli import main
 from iecl_fast.data import DATASETS
+from iecl_fast.engine.checkpoint import load_checkpoint, save_checkpoint
 from iecl_fast.evaluate import from_checkpoint
 from iecl_fast.evaluate.from_checkpoint import evaluate_checkpoint
 
@@ -55,9 +57,38 @@ def test_statistics_of_the_run_and_given_ones(checkpoint, folders):
     name = str(folders / "pairs")
     (run,) = evaluate_checkpoint("knn", checkpoint, data=[name], overrides={"evaluate": {"statistics": "run"}})
     assert run.summary["mean"] == list(DATASETS["digits"].mean)
-    (given,) = evaluate_checkpoint("knn", checkpoint, data=[name], overrides={"views": {"mean": [0.1, 0.2, 0.3]}})
+    (given,) = evaluate_checkpoint(
+        "knn", checkpoint, data=[name], overrides={"views": {"mean": [0.1, 0.2, 0.3], "std": None}}
+    )
     assert given.summary["mean"] == [0.1, 0.2, 0.3]
     assert given.summary["std"] == pytest.approx(own_statistics(folders / "pairs")[1])
+
+
+def test_an_encoder_that_looks_at_colours_sees_the_same_ones(cmc_checkpoint, folders, monkeypatch):
+    """CMC's undoes the standardisation, so it has to know with which figures the images were standardised."""
+    seen = []
+
+    def look(backbone, train, *_, **options):
+        seen.append((backbone.mean, train[0][0] * backbone.std + backbone.mean))
+        return judge(backbone, train, *_, **options)
+
+    judge = from_checkpoint.judge
+    monkeypatch.setattr(from_checkpoint, "judge", look)
+    for statistics in ("own", "run"):
+        overrides = {"evaluate": {"statistics": statistics}}
+        evaluate_checkpoint("knn", cmc_checkpoint, data=[str(folders / "triples")], overrides=overrides)
+    (own_mean, own_colours), (run_mean, run_colours) = seen
+    assert not torch.allclose(own_mean, run_mean)
+    torch.testing.assert_close(own_colours, run_colours, atol=1e-5, rtol=0)
+    assert own_colours.amin() >= -1e-5 and own_colours.amax() <= 1 + 1e-5
+
+
+def test_a_run_from_before_the_protocols_had_names(checkpoint, tmp_path):
+    state = load_checkpoint(checkpoint)
+    evaluate = {"knn_k": 5, "linear_l2": 0.01, "linear_features": "pooled", "linear_epochs": 100, "linear_lr": 0.01}
+    save_checkpoint(tmp_path / "old.ckpt", state | {"config": state["config"] | {"evaluate": evaluate}})
+    (linear,) = evaluate_checkpoint("linear", tmp_path / "old.ckpt")
+    assert (linear.summary["linear_protocol"], linear.summary["linear_l2"]) == ("lbfgs", 0.01)
 
 
 def test_other_data_come_with_their_own_views_of_the_encoders_size(checkpoint, folders, monkeypatch):
@@ -84,6 +115,8 @@ def test_two_folders_of_one_name(checkpoint, folders, tmp_path):
         (["--data", "PAIRS", "--data", "flowers102", "data.root=ROOT"], "flowers102 is not in"),
         (["--data", "PAIRS", "--data", "PAIRS"], "--data: each data set only once, got"),
         (["--data", "PAIRS", "data.name=digits"], "data.name=digits: there is --data already"),
+        (["--data", "PAIRS", "data=rename"], "data: 'rename' is not allowed, data is a group"),
+        (["--output", "/dev/null/out"], "--output: /dev/null/out is not allowed, /dev/null is no folder"),
         (["--data", "PAIRS", "evaluate.statistics=theirs"], "evaluate.statistics: 'theirs' is not allowed, it must be"),
         (["evaluate.labels=0"], "evaluate.labels: 0 is not allowed, it must be above 0 and at most 1"),
         (["evaluate.labels=1.5"], "evaluate.labels: 1.5 is not allowed"),

@@ -17,9 +17,10 @@ from iecl_fast.data import LabelledImages
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.report import samples
 from iecl_fast.report.charts import GLYPHS, SERIES, scatter
-from iecl_fast.report.classes import evaluation, run_results
+from iecl_fast.report.classes import evaluation_blocks, run_results
 from iecl_fast.report.curves import UNIT, curve_panels, ticks
 from iecl_fast.report.html import Markup, element
+from iecl_fast.report.pictures import neighbour_cards
 from iecl_fast.report.projection import project
 from iecl_fast.report.runs import Evaluation, Group, Run, differing_settings, gather
 from report_pages import Page
@@ -111,7 +112,7 @@ def test_ticks_are_round_and_inside(limits, expected):
 
 
 def evaluated(tmp_path, *results):
-    return evaluation("run", Evaluation("linear", tmp_path, list(results)), ["<cat>", "dog", "fox"])
+    return evaluation_blocks("run", Evaluation("linear", tmp_path, list(results)), ["<cat>", "dog", "fox"])
 
 
 def test_an_evaluation_shows_classes_and_confusions(tmp_path):
@@ -156,7 +157,7 @@ def test_evaluations_come_to_their_run_or_stand_alone(runs, tmp_path):
     (group,), loose = gather([runs / "moco", *(tmp_path / name for name in ("own", "several", "foreign", "own"))])
     assert [one.name for one in group.runs[0].evaluations] == ["own", "several"]
     assert [result["data"] for result in group.runs[0].evaluations[1].results] == ["a", "b"]
-    page = Page("".join(evaluation("", *loose, None)))
+    page = Page("".join(evaluation_blocks("", *loose, None)))
     assert [attributes["alt"] for attributes, _ in page.named("img")] == ["foreign, predictions"]
 
 
@@ -191,6 +192,24 @@ def test_neighbours_are_the_most_similar(seen):
         best = sorted(range(30), key=lambda place: -all_similarities[place])[: samples.NEIGHBOURS]
         assert places.tolist() == best
         np.testing.assert_allclose(similarities, [all_similarities[place] for place in best], atol=1e-6)
+
+
+def test_cards_say_what_is_right(seen):
+    cards = neighbour_cards([(0, "<one>", seen), (1, "two", seen)])
+    found = samples.nearest(seen)
+    assert len(cards) == 3
+    for card, query, places in zip(cards, found.queries, found.places, strict=True):
+        page = Page(card)
+        assert page.problems == []
+        wanted = int(seen.test_labels[query])
+        labels = seen.gallery_labels[places].tolist()
+        marks = ["\N{CHECK MARK}" if label == wanted else "\N{MULTIPLICATION X}" for label in labels]
+        assert [text for _, text in page.named("span", "mark")] == 2 * marks
+        assert [text for _, text in page.named("span", "class")] == 2 * [seen.classes[label] for label in labels]
+        sides = [attributes.get("class") for attributes, _ in page.named("figure")]
+        assert sides == ["query", *2 * ["right" if label == wanted else "wrong" for label in labels]]
+        assert f" {labels.count(wanted)} of 8" in page.text and "<one>" in page.text
+        assert page.named("img")[0][0]["alt"] == f"query: {seen.classes[wanted]}"
 
 
 def test_a_picture_is_the_image_that_the_feature_was_of(seen):
