@@ -20,8 +20,9 @@ def make_run(tmp_path_factory):
         method = build.method(config, total_steps=1, batch_size=8, num_images=24)
         size = config.views["image_size"]
         method([torch.randn(8, 3, size, size) for _ in range(method.num_views)], torch.arange(8))  # moves statistics
-        state = dict.fromkeys(checkpoint.PARTS) | {"config": config.to_dict(), "method": method.state_dict()}
-        state |= {"step": 7, "samples": 24, "rng": [None]}
+        state = {name: {} for name, kind in checkpoint.PARTS.items() if kind is dict}
+        state |= {"config": config.to_dict(), "method": method.state_dict(), "untrained": None}
+        state |= {"step": 7, "samples": 24, "seconds": 1.0, "rng": [None]}  # an entry for each process
         folder = tmp_path_factory.mktemp("run")
         (folder / "checkpoints").mkdir()
         checkpoint.save_checkpoint(folder / "checkpoints" / "last.ckpt", state)
