@@ -101,7 +101,6 @@ def _encode(exported, file_format):
         return buffer.getvalue()
     values = (exported.name, exported.width, exported.stem, exported.mean, exported.std, exported.step)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in zip(METADATA, values)}
-    _safetensors()
     import safetensors.torch
 
     return safetensors.torch.save(exported.state, metadata={"format": "pt", **texts})
