@@ -15,7 +15,7 @@ detection and segmentation, on a folder in the format of VOC or COCO (docs/detec
   iecl-fast evaluate detect --checkpoint runs/first --data coco model=keypoint_rcnn --freeze
   iecl-fast evaluate segment --checkpoint runs/first --data VOCdevkit/VOC2012 epochs=10 crop_size=321
 
-  keys of detect, with their values for VOC:
+  without --output the results lie in a folder under runs; keys of detect, with their values for VOC:
 {detect}
 
   keys of segment:

@@ -160,6 +160,27 @@ def test_a_training_that_diverges_is_a_message(checkpoint, voc_folder, tmp_path,
     assert "Traceback" not in error
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(checkpoint, voc_folder, capsys):
+    assert evaluate("segment", checkpoint, voc_folder, NAMES, "accelerator=cuda") == 2
+    assert "iecl-fast: accelerator, precision: " in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
+def test_on_a_gpu(checkpoint, voc_folder, coco_folder, tmp_path, precision):
+    device = ["accelerator=cuda", f"precision={precision}"]
+    words = [*TINY_RCNN, *device, "model=keypoint_rcnn", "--freeze", "--output", str(tmp_path / "keypoints")]
+    assert evaluate("detect", checkpoint, coco_folder, *words) == 0
+    words = [*TINY_RCNN, *device, "features=c4", "--output", str(tmp_path / "masks")]
+    assert evaluate("detect", checkpoint, coco_folder, *words) == 0
+    words = [*TINY, *device, NAMES, "crop_size=48", "--output", str(tmp_path / "segmentation")]
+    assert evaluate("segment", checkpoint, voc_folder, *words) == 0
+    for name in ("keypoints", "masks", "segmentation"):
+        assert (tmp_path / name / "predictions.png").is_file()
+
+
 def test_needs_the_extra(checkpoint, voc_folder, monkeypatch, capsys):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pycocotools" else found(name))
