@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <atomic>
+#include <numeric>
 #include <optional>
 #include <tuple>
 
@@ -135,6 +136,89 @@ Tensor ring_info_nce_keys_gradient(const Tensor& query, const Tensor& keys, std:
   return result;
 }
 
+// ---- ring, one shard of the keys -------------------------------------------------------------------------------
+
+// The same with ranks (N, 2), lower and upper for each query. An empty ring is allowed.
+iecl_fast::ring::Problem shard_problem(const Tensor& query, const Tensor& keys, const Tensor& ranks,
+                                       const std::optional<Tensor>& exclude) {
+  auto problem = ring_problem(query, keys, {0, 0, 0, 0}, exclude);
+  const int64_t rows = problem.query.rows;
+  problem.row_ranks =
+      reinterpret_cast<const iecl_fast::ring::RankRange*>(array<int64_t>(ranks, ScalarType::Long, 2 * rows, "ranks"));
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto [lower, upper] = problem.row_ranks[row];
+    const int64_t candidates = problem.keys.rows - (problem.exclude && problem.exclude[row] >= 0 ? 1 : 0);
+    STD_TORCH_CHECK(0 <= lower && lower <= upper && upper <= candidates, "ranks[", row, "] = ", lower, ", ", upper,
+                    " do not ascend within 0 .. ", candidates);
+    problem.ranks.lower += lower;
+    problem.ranks.upper += upper;
+  }
+  problem.ranks.lower /= std::max<int64_t>(rows, 1);
+  problem.ranks.upper /= std::max<int64_t>(rows, 1);
+  return problem;
+}
+
+Tensor ring_shard_sample(const Tensor& query, const Tensor& keys, int64_t size) {
+  const auto problem = ring_problem(query, keys, {0, 0, 0, 0}, std::nullopt);
+  STD_TORCH_CHECK(0 <= size && size <= problem.keys.rows, "a sample of ", size, " of ", problem.keys.rows, " keys");
+  Tensor similarities = make(query, {problem.query.rows, size}, ScalarType::Float);
+  iecl_fast::ring::shard_sample_cpu(problem.query, problem.keys, size, data<float>(similarities), parallel_for);
+  return similarities;
+}
+
+std::tuple<Tensor, Tensor, Tensor> ring_shard_windows(const Tensor& query, const Tensor& keys,
+                                                      const std::optional<Tensor>& exclude, const Tensor& centers,
+                                                      int64_t size, double deviations) {
+  const auto problem = ring_problem(query, keys, {0, 0, 0, 0}, exclude);
+  const int64_t rows = problem.query.rows;
+  STD_TORCH_CHECK(0 <= size && size <= problem.keys.rows, "a sample of ", size, " of ", problem.keys.rows, " keys");
+  const int64_t* places = array<int64_t>(centers, ScalarType::Long, 2 * rows, "centers");
+  for (int64_t i = 0; i < 2 * rows; ++i) {
+    STD_TORCH_CHECK(places[i] >= -1 && places[i] <= size, "centers contain ", places[i], ": -1 .. ", size, " is allowed");
+  }
+  const auto windows = iecl_fast::ring::shard_windows_cpu(problem, places, size, deviations, parallel_for);
+  Tensor below = make(query, {rows, 2}, ScalarType::Long), counts = make(query, {rows, 2}, ScalarType::Long);
+  Tensor order_keys = make(query, {static_cast<int64_t>(windows.order_keys.size())}, ScalarType::Int);
+  std::copy(windows.below.begin(), windows.below.end(), data<int64_t>(below));
+  std::copy(windows.counts.begin(), windows.counts.end(), data<int64_t>(counts));
+  std::copy(windows.order_keys.begin(), windows.order_keys.end(), data<int32_t>(order_keys));
+  return {below, counts, order_keys};
+}
+
+Tensor ring_order_histogram(const Tensor& order_keys, const Tensor& counts, const Tensor& low, int64_t shift) {
+  const int64_t lists = low.size(0), ranges = low.size(1);
+  const int64_t* sizes = array<int64_t>(counts, ScalarType::Long, lists, "counts");
+  const int64_t total = std::accumulate(sizes, sizes + lists, int64_t{0});
+  STD_TORCH_CHECK(0 <= shift && shift < 32, "shift = ", shift, " is not allowed: 0 .. 31");
+  Tensor histogram = make(low, {lists, ranges, iecl_fast::ring::kBins}, ScalarType::Int);
+  iecl_fast::ring::order_histogram_cpu(array<int32_t>(order_keys, ScalarType::Int, total, "order_keys"), sizes, lists,
+                                       array<int64_t>(low, ScalarType::Long, lists * ranges, "low"), ranges,
+                                       static_cast<int>(shift), data<int32_t>(histogram), parallel_for);
+  return histogram;
+}
+
+std::tuple<Tensor, Tensor> ring_shard_sums(const Tensor& query, const Tensor& keys, const Tensor& ranks,
+                                           const std::optional<Tensor>& exclude, double temperature, bool with_keys) {
+  const auto problem = shard_problem(query, keys, ranks, exclude);
+  const int64_t rows = problem.query.rows;
+  Tensor log_sum = make(query, {rows}, ScalarType::Double);
+  Tensor mean_key = make(query, {with_keys ? rows : 0, problem.query.columns}, ScalarType::Float);
+  iecl_fast::ring::ring_sums_cpu(problem, temperature, data<double>(log_sum),
+                                 with_keys ? data<float>(mean_key) : nullptr, parallel_for);
+  return {log_sum, mean_key};
+}
+
+std::tuple<Tensor, Tensor> ring_shard_draw(const Tensor& query, const Tensor& keys, const Tensor& ranks,
+                                           const std::optional<Tensor>& exclude, const Tensor& uniform) {
+  const auto problem = shard_problem(query, keys, ranks, exclude);
+  const int64_t rows = problem.query.rows, count = uniform.size(1);
+  const double* numbers = array<double>(uniform, ScalarType::Double, rows * count, "uniform");
+  Tensor similarities = make(query, {rows, count}, ScalarType::Float);
+  Tensor indices = make(query, {rows, count}, ScalarType::Long);
+  iecl_fast::ring::draw_cpu(problem, numbers, count, data<float>(similarities), data<int64_t>(indices), parallel_for);
+  return {similarities, indices};
+}
+
 // ---- spectral --------------------------------------------------------------------------------------------------
 
 std::tuple<std::vector<Tensor>, Tensor, Tensor> spectral_norm(std::vector<Tensor> weights, const Tensor& vectors,
@@ -196,6 +280,14 @@ STABLE_TORCH_LIBRARY(iecl_fast, m) {
         "Tensor? exclude, bool with_gradient) -> (Tensor, Tensor, Tensor)");
   m.def("_ring_info_nce_keys_gradient_cpu(Tensor query, Tensor keys, int[] ranks, float temperature, Tensor? exclude, "
         "Tensor log_denominator, Tensor loss_gradient) -> Tensor");
+  m.def("_ring_shard_sample_cpu(Tensor query, Tensor keys, int size) -> Tensor");
+  m.def("_ring_shard_windows_cpu(Tensor query, Tensor keys, Tensor? exclude, Tensor centers, int size, "
+        "float deviations) -> (Tensor, Tensor, Tensor)");
+  m.def("_ring_order_histogram_cpu(Tensor order_keys, Tensor counts, Tensor low, int shift) -> Tensor");
+  m.def("_ring_shard_sums_cpu(Tensor query, Tensor keys, Tensor ranks, Tensor? exclude, float temperature, "
+        "bool with_keys) -> (Tensor, Tensor)");
+  m.def("_ring_shard_draw_cpu(Tensor query, Tensor keys, Tensor ranks, Tensor? exclude, Tensor uniform) "
+        "-> (Tensor, Tensor)");
   m.def("_spectral_norm_cpu(Tensor[] weights, Tensor vectors, int iterations, float eps, bool divide) "
         "-> (Tensor[], Tensor, Tensor)");
   m.def("_spectral_norm_gradient_cpu(Tensor[] gradients, Tensor[] weights, Tensor vectors, Tensor sigma) -> Tensor[]");
@@ -214,6 +306,11 @@ STABLE_TORCH_LIBRARY_IMPL(iecl_fast, CPU, m) {
   m.impl("_ring_sample_keys_gradient_cpu", TORCH_BOX(&ring_sample_keys_gradient));
   m.impl("_ring_info_nce_cpu", TORCH_BOX(&ring_info_nce));
   m.impl("_ring_info_nce_keys_gradient_cpu", TORCH_BOX(&ring_info_nce_keys_gradient));
+  m.impl("_ring_shard_sample_cpu", TORCH_BOX(&ring_shard_sample));
+  m.impl("_ring_shard_windows_cpu", TORCH_BOX(&ring_shard_windows));
+  m.impl("_ring_order_histogram_cpu", TORCH_BOX(&ring_order_histogram));
+  m.impl("_ring_shard_sums_cpu", TORCH_BOX(&ring_shard_sums));
+  m.impl("_ring_shard_draw_cpu", TORCH_BOX(&ring_shard_draw));
   m.impl("_spectral_norm_cpu", TORCH_BOX(&spectral_norm));
   m.impl("_spectral_norm_gradient_cpu", TORCH_BOX(&spectral_norm_gradient));
   m.impl("_saib_gather", TORCH_BOX(&saib_gather));

@@ -111,7 +111,7 @@ class MemoryQueue(nn.Module):
         return torch.where(known[last] == ids, by_age[order[last]], -1)
 
     def _check(self, keys: Tensor, ids: Tensor | None) -> None:
-        _check_keys(keys, self.dim)
+        check_keys(keys, self.dim)
         if (ids is not None) != self.with_ids:
             wanted = "needs ids beside the keys" if self.with_ids else "takes no ids"
             raise ValueError(f"a MemoryQueue built with with_ids={self.with_ids} {wanted}")
@@ -142,11 +142,7 @@ class MemoryBank(nn.Module):
 
     def __init__(self, num_items: int, dim: int, momentum: float = 0.5):
         super().__init__()
-        for name, value in (("num_items", num_items), ("dim", dim)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0.0 <= momentum <= 1.0:
-            raise ValueError(f"momentum must lie in 0..1, got {momentum}")
+        check_sizes(num_items, dim, momentum)
         self.num_items = num_items
         self.dim = dim
         self.momentum = momentum
@@ -157,8 +153,8 @@ class MemoryBank(nn.Module):
         """Move the entries of a batch: ``entry = unit(momentum * entry + (1 - momentum) * key)``.
 
         An index that comes more than once takes its last key, counted in rank order, and moves once. Where the mixture
-        has no direction, as between opposite keys, the entry stays as it was. Call it once a step and after the loss,
-        on every rank: it is a collective under ``torch.distributed``.
+        has no direction, as between opposite keys or where one is not finite, the entry stays as it was. Call it once a
+        step and after the loss, on every rank: it is a collective under ``torch.distributed``.
 
         Args:
             keys: (N, C), floating point, any N. Converted to the bank's dtype; no gradient is kept.
@@ -168,17 +164,10 @@ class MemoryBank(nn.Module):
             ValueError: a shape does not fit, or an index lies outside the bank (on a GPU the device says so itself).
             TypeError: keys are not floating point, or the index not integers.
         """
-        _check_keys(keys, self.dim)
-        self._check_index(index, len(keys))
+        check_keys(keys, self.dim)
+        check_index(index, len(keys), self.num_items)
         keys = gather_rows(keys.to(self.keys.dtype))
-        index = gather_rows(index.to(torch.int64))
-        # All occurrences of an index write what the last of them does, so that the order of writing does not matter.
-        known, order = torch.sort(index, stable=True)
-        last = order[torch.searchsorted(known, index, right=True) - 1]
-        old = self.keys[index]
-        mixture = self.momentum * old + (1 - self.momentum) * keys[last]
-        norms = torch.linalg.vector_norm(mixture, dim=1, keepdim=True)
-        self.keys.index_copy_(0, index, torch.where(norms > 1e-12, mixture / norms, old))
+        move_entries(self.keys, keys, gather_rows(index.to(torch.int64)), self.momentum)
 
     def entries(self, index: Tensor) -> Tensor:
         """The keys of some images: (N,) integers in 0 .. K - 1 -> (N, C).
@@ -186,21 +175,46 @@ class MemoryBank(nn.Module):
         Raises:
             ValueError, TypeError: as :meth:`update`.
         """
-        self._check_index(index, len(index))
+        check_index(index, len(index), self.num_items)
         return self.keys[index]
-
-    def _check_index(self, index: Tensor, count: int) -> None:
-        _check_integers(index, "index", count)
-        # A GPU's indices are not read: that would wait for it, and its own indexing checks them.
-        if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < self.num_items:
-            wrong = index[(index < 0) | (index >= self.num_items)][0]
-            raise ValueError(f"index must lie in 0..{self.num_items - 1}, got {int(wrong)}")
 
     def extra_repr(self) -> str:
         return f"num_items={self.num_items}, dim={self.dim}, momentum={self.momentum}"
 
 
-def _check_keys(keys: Tensor, dim: int) -> None:
+def move_entries(entries: Tensor, keys: Tensor, index: Tensor, momentum: float) -> None:
+    """Move the rows ``index`` of a bank's entries (K, C) towards keys (N, C), in place; see MemoryBank.update."""
+    # All occurrences of an index write what the last of them does, so that the order of writing does not matter.
+    known, order = torch.sort(index, stable=True)
+    last = order[torch.searchsorted(known, index, right=True) - 1]
+    old = entries[index]
+    mixture = momentum * old + (1 - momentum) * keys[last]
+    norms = torch.linalg.vector_norm(mixture, dim=1, keepdim=True)
+    has_direction = (norms > 1e-12) & (norms < torch.inf)
+    entries.index_copy_(0, index, torch.where(has_direction, mixture / norms, old))
+
+
+def check_sizes(num_items: int, dim: int, momentum: float) -> None:
+    for name, value in (("num_items", num_items), ("dim", dim)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0.0 <= momentum <= 1.0:
+        raise ValueError(f"momentum must lie in 0..1, got {momentum}")
+
+
+def check_index(index: Tensor, count: int, num_items: int) -> None:
+    _check_integers(index, "index", count)
+    if torch.compiler.is_compiling():  # the graph looks when it runs
+        inside = ((index >= 0) & (index < num_items)).all()
+        torch._assert_async(inside, f"index must lie in 0..{num_items - 1}")
+        return
+    # A GPU's indices are not read: that would wait for it, and its own indexing checks them.
+    if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < num_items:
+        wrong = index[(index < 0) | (index >= num_items)][0]
+        raise ValueError(f"index must lie in 0..{num_items - 1}, got {int(wrong)}")
+
+
+def check_keys(keys: Tensor, dim: int) -> None:
     if keys.ndim != 2 or keys.shape[1] != dim:
         raise ValueError(f"keys must have shape (N, {dim}), got {tuple(keys.shape)}")
     if not keys.is_floating_point():

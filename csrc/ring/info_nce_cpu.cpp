@@ -113,8 +113,8 @@ void prefetch(KeyTile::Ahead& ahead, int64_t bytes) {
 
 struct Loss {
   const Problem& problem;
-  const Matrix& positive;
-  const double scale;  // 1 / temperature
+  const Matrix* positive;  // nullptr: the sums over the ring alone are asked for, see ring_sums_cpu
+  const double scale;      // 1 / temperature
   float* loss;
   double* log_denominator;
   float* query_gradient;  // or nullptr
@@ -264,12 +264,6 @@ void Loss::finish(int64_t row, const std::vector<std::vector<Partial>>& partials
     KeyTile::Ahead part{reinterpret_cast<const char*>(weighted + chunk * padded_rows * channels), channels * 4};
     prefetch(part, part.bytes);  // each lies somewhere else
   }
-  RowReader query(problem.query, 1), key(positive, 1);
-  query.gather(&row, 1);
-  key.gather(&row, 1);
-  double positive_similarity = 0.0;
-  for (int64_t c = 0; c < channels; ++c) positive_similarity += static_cast<double>(query.data()[c]) * key.data()[c];
-
   float shift = -kInfinity;
   for (int64_t chunk = 0; chunk < count; ++chunk) {
     const float other = partials[chunk][row_in_block].shift;
@@ -282,6 +276,32 @@ void Loss::finish(int64_t row, const std::vector<std::vector<Partial>>& partials
     const double part = partial.sum();
     if (part > 0.0) sum += part * std::exp((static_cast<double>(partial.shift) - shift) * scale);
   }
+  // The keys' weighted sum, relative to exp(reference / T).
+  const auto weighted_keys = [&](double reference) {
+    std::vector<double> total(channels);
+    for (int64_t chunk = 0; chunk < count; ++chunk) {
+      const Partial& partial = partials[chunk][row_in_block];
+      if (partial.sum() == 0.0) continue;  // no member here; NaN is a sum like others
+      const double factor = std::exp((static_cast<double>(partial.shift) - reference) * scale);
+      const float* part = weighted + chunk * padded_rows * channels;
+      for (int64_t c = 0; c < channels; ++c) total[c] += factor * part[c];
+    }
+    return total;
+  };
+  if (positive == nullptr) {
+    log_denominator[row] = shift != shift || std::isinf(shift) ? shift : shift * scale + std::log(sum);
+    for (int64_t c = 0; query_gradient != nullptr && c < channels; ++c) query_gradient[row * channels + c] = 0.0f;
+    if (query_gradient == nullptr || sum == 0.0) return;
+    const std::vector<double> total = weighted_keys(shift);
+    for (int64_t c = 0; c < channels; ++c) query_gradient[row * channels + c] = static_cast<float>(total[c] / sum);
+    return;
+  }
+
+  RowReader query(problem.query, 1), key(*positive, 1);
+  query.gather(&row, 1);
+  key.gather(&row, 1);
+  double positive_similarity = 0.0;
+  for (int64_t c = 0; c < channels; ++c) positive_similarity += static_cast<double>(query.data()[c]) * key.data()[c];
 
   // With a the larger of shift and the positive's similarity: all = exp((s - a) / T), summed over ring and positive.
   const double reference = std::max(static_cast<double>(shift), positive_similarity);
@@ -296,14 +316,7 @@ void Loss::finish(int64_t row, const std::vector<std::vector<Partial>>& partials
   if (query_gradient == nullptr) return;
 
   float* gradient = query_gradient + row * channels;
-  std::vector<double> total(channels);
-  for (int64_t chunk = 0; chunk < count; ++chunk) {
-    const Partial& partial = partials[chunk][row_in_block];
-    if (partial.sum() == 0.0) continue;  // no member here; NaN is a sum like others
-    const double factor = std::exp((static_cast<double>(partial.shift) - reference) * scale);
-    const float* part = weighted + chunk * padded_rows * channels;
-    for (int64_t c = 0; c < channels; ++c) total[c] += factor * part[c];
-  }
+  const std::vector<double> total = weighted_keys(reference);
   for (int64_t c = 0; c < channels; ++c) {
     // (own - all) = -ring, exactly, where own / all - 1 would cancel.
     gradient[c] = static_cast<float>((total[c] - ring * key.data()[c]) / (ring + own) * scale);
@@ -314,7 +327,13 @@ void Loss::finish(int64_t row, const std::vector<std::vector<Partial>>& partials
 
 void info_nce_cpu(const Problem& problem, const Matrix& positive, double temperature, float* loss,
                   double* log_denominator, float* query_gradient, ParallelFor parallel) {
-  const Loss task{problem, positive, 1.0 / temperature, loss, log_denominator, query_gradient, parallel};
+  const Loss task{problem, &positive, 1.0 / temperature, loss, log_denominator, query_gradient, parallel};
+  for_each_block(problem, census_bytes(problem, false),
+                 [&](const std::vector<int64_t>& rows, bool bracketed) { return task.run(rows, bracketed); });
+}
+
+void ring_sums_cpu(const Problem& problem, double temperature, double* log_sum, float* mean_key, ParallelFor parallel) {
+  const Loss task{problem, nullptr, 1.0 / temperature, nullptr, log_sum, mean_key, parallel};
   for_each_block(problem, census_bytes(problem, false),
                  [&](const std::vector<int64_t>& rows, bool bracketed) { return task.run(rows, bracketed); });
 }

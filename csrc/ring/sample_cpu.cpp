@@ -22,7 +22,8 @@ std::vector<Draw> sorted_draws(const double* uniform, int64_t count, RankRange r
   std::vector<Draw> draws(count);
   for (int64_t slot = 0; slot < count; ++slot) {
     const auto member = static_cast<int64_t>(uniform[slot] * static_cast<double>(size));
-    draws[slot] = {static_cast<uint32_t>(std::clamp<int64_t>(member, 0, size - 1)), static_cast<uint32_t>(slot)};
+    const int64_t last = std::max<int64_t>(size - 1, 0);
+    draws[slot] = {static_cast<uint32_t>(std::clamp<int64_t>(member, 0, last)), static_cast<uint32_t>(slot)};
   }
   std::sort(draws.begin(), draws.end(), [](const Draw& a, const Draw& b) { return a.member < b.member; });
   return draws;

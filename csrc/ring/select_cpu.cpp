@@ -8,10 +8,9 @@
 namespace iecl_fast::ring {
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{16} << 20;  // for what a block keeps of its queries
+constexpr int64_t kBlockBytes = int64_t{20} << 20;  // for what a block keeps of its queries
 constexpr int64_t kUnsampled = 4096;  // so few keys are all recorded
 constexpr int64_t kEntryBytes = sizeof(float) + sizeof(uint16_t);
-constexpr int64_t kSampleTile = 192;  // the sample is a multiple of it
 // Half-widths of a bracket in standard deviations: both boundaries are inside for all but one in 10,000 queries.
 constexpr double kDeviations = 4.0;
 constexpr int64_t kTolerance = 8;  // ranks of the sample by which an end of a bracket may lie further out
@@ -22,11 +21,6 @@ int64_t sample_size(int64_t num_keys) {
   const double balanced = 1.8 * std::cbrt(static_cast<double>(num_keys) * static_cast<double>(num_keys));
   return static_cast<int64_t>(balanced) / kSampleTile * kSampleTile;
 }
-
-// A rank in the sample below and one above the place of a rank among all keys; -1 and m where the sample ends.
-struct SampleRanks {
-  int64_t below, above;
-};
 
 SampleRanks sample_ranks(int64_t rank, int64_t num_keys, int64_t size) {
   const double share = static_cast<double>(rank) / static_cast<double>(num_keys);
@@ -60,16 +54,6 @@ uint64_t mix(uint64_t value) {  // splitmix64
   value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
   value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
   return value ^ (value >> 31);
-}
-
-// One key from each of `size` equal cells, at a hashed place: neither sorted nor periodic queues can fool it.
-std::vector<uint32_t> sample_keys(int64_t num_keys, int64_t size) {
-  std::vector<uint32_t> sample(size);
-  for (int64_t cell = 0; cell < size; ++cell) {
-    const int64_t begin = cell * num_keys / size, end = (cell + 1) * num_keys / size;
-    sample[cell] = static_cast<uint32_t>(begin + static_cast<int64_t>(mix(cell) % static_cast<uint64_t>(end - begin)));
-  }
-  return sample;
 }
 
 bool excludes_one(const Problem& problem, int64_t row) { return problem.exclude && problem.exclude[row] >= 0; }
@@ -113,10 +97,14 @@ int64_t rows_within(double bytes_per_row) {
 
 void for_each_block(const Problem& problem, double bytes_per_row,
                     const std::function<std::vector<int64_t>(const std::vector<int64_t>&, bool)>& run) {
-  const int64_t size = rows_within(bytes_per_row);
+  const int64_t num_rows = problem.query.rows, group_size = tile_kernels().group;
+  // As few blocks as memory allows, but all of a size: a short last one would read the keys for little.
+  const int64_t most = rows_within(bytes_per_row), blocks = (num_rows + most - 1) / most;
+  const int64_t groups = (num_rows + blocks * group_size - 1) / std::max<int64_t>(blocks * group_size, 1);
+  const int64_t size = std::min(most, groups * group_size);
   std::vector<int64_t> missed;
-  for (int64_t begin = 0; begin < problem.query.rows; begin += size) {
-    const std::vector<int64_t> some = run(row_range(begin, std::min(begin + size, problem.query.rows)), true);
+  for (int64_t begin = 0; begin < num_rows; begin += size) {
+    const std::vector<int64_t> some = run(row_range(begin, std::min(begin + size, num_rows)), true);
     missed.insert(missed.end(), some.begin(), some.end());
   }
   const int64_t unbracketed = rows_within(static_cast<double>(problem.keys.rows) * kEntryBytes);
@@ -127,71 +115,100 @@ void for_each_block(const Problem& problem, double bytes_per_row,
   }
 }
 
-std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, bool bracketed, ParallelFor parallel) {
-  const int64_t num_keys = problem.keys.rows, size = bracketed ? sample_size(num_keys) : 0;
-  const auto needs_lower = [&](int64_t row) { return below(problem, block.rows[row]); };
-  const auto needs_upper = [&](int64_t row) { return above(problem, block.rows[row]); };
-  const auto excludes = [&](int64_t row) { return excludes_one(problem, block.rows[row]); };
+// At a hashed place of each cell: neither sorted nor periodic queues can fool it.
+std::vector<uint32_t> sample_keys(int64_t num_keys, int64_t size) {
+  std::vector<uint32_t> sample(size);
+  for (int64_t cell = 0; cell < size; ++cell) {
+    const int64_t begin = cell * num_keys / size, end = (cell + 1) * num_keys / size;
+    sample[cell] = static_cast<uint32_t>(begin + static_cast<int64_t>(mix(cell) % static_cast<uint64_t>(end - begin)));
+  }
+  return sample;
+}
 
+void visit_sample(const Matrix& keys, const std::vector<uint32_t>& indices, const QueryBlock& block,
+                  ParallelFor parallel, const SampleVisit& visit) {
+  const auto size = static_cast<int64_t>(indices.size());
+  const int group_size = tile_kernels().group;
+  parallel((size + kSampleTile - 1) / kSampleTile, [&](int64_t part) {
+    const int64_t first = part * kSampleTile;
+    const int count = static_cast<int>(std::min(kSampleTile, size - first));
+    KeyTile tile(keys, kSampleTile);
+    tile.gather(indices.data() + first, count);
+    const AlignedFloats similarity(kBatch * kMaxGroup * kTile);
+    for (int64_t group = 0; group < block.groups; group += kBatch) {
+      const auto groups = static_cast<int>(std::min<int64_t>(kBatch, block.groups - group));
+      tile.similarities(block, group, groups, similarity.get(), {});
+      for (int64_t i = 0; i < groups * group_size; ++i) {
+        visit(group * group_size + i, first, count, similarity.get() + i * kTile);
+      }
+    }
+  });
+}
+
+std::vector<Window> windows_between(const Problem& problem, const QueryBlock& block, int64_t sample_size,
+                                    const std::function<Brackets(int64_t row)>& brackets, ParallelFor parallel) {
   std::vector<Window> windows(block.size());
   bool any = false;
   for (int64_t row = 0; row < block.size(); ++row) {
-    if (!needs_lower(row) && !needs_upper(row)) continue;
+    const Brackets wanted = brackets(row);
+    if (!wanted.has_lower && !wanted.has_upper) continue;
     any = true;
-    windows[row].inner_lower = needs_lower(row) || size == 0 ? kAboveAll : kBelowAll;
+    windows[row].inner_lower = wanted.has_lower || sample_size == 0 ? kAboveAll : kBelowAll;
     windows[row].inner_upper = kAboveAll;
   }
-  if (!any || size == 0) return windows;
+  if (!any || sample_size == 0) return windows;
 
-  // The sample, packed once; then each group of queries by itself, its similarities in the second-level cache.
-  const std::vector<uint32_t> sample = sample_keys(num_keys, size);
-  std::vector<std::unique_ptr<KeyTile>> tiles(size / kSampleTile);
-  parallel(size / kSampleTile, [&](int64_t part) {
-    tiles[part] = std::make_unique<KeyTile>(problem.keys, kSampleTile);
-    tiles[part]->gather(sample.data() + part * kSampleTile, kSampleTile);
-  });
+  // The order-preserving keys of the sample, then each row by itself.
+  const std::vector<uint32_t> indices = sample_keys(problem.keys.rows, sample_size);
   const int group_size = tile_kernels().group;
+  const int64_t stride = (sample_size + kSampleTile - 1) / kSampleTile * kSampleTile;
+  const AlignedArray<int32_t> keys(block.padded_size() * stride + kSlack);
+  visit_sample(problem.keys, indices, block, parallel,
+               [&](int64_t row, int64_t first, int count, const float* similarity) {
+                 tile_kernels().order_keys(similarity, count, keys.get() + row * stride + first);
+               });
   parallel(block.groups, [&](int64_t group) {
-    const AlignedFloats similarity(kMaxGroup * kTile);
-    const std::unique_ptr<int32_t[]> keys(new int32_t[group_size * size + kSlack]);
-    for (int64_t part = 0; part < size / kSampleTile; ++part) {
-      tiles[part]->similarities(block, group, 1, similarity.get(), {});
-      for (int i = 0; i < group_size; ++i) {
-        tile_kernels().order_keys(similarity.get() + i * kTile, kSampleTile, keys.get() + i * size + part * kSampleTile);
-      }
-    }
     const int64_t end = std::min<int64_t>((group + 1) * group_size, block.size());
     for (int64_t row = group * group_size; row < end; ++row) {
-      int32_t* row_keys = keys.get() + row % group_size * size;
-      if (excludes(row)) {  // no candidate, so below all of them: every rank of a candidate moves up by one
+      int32_t* row_keys = keys.get() + row * stride;
+      if (excludes_one(problem, block.rows[row])) {
+        // No candidate, so below all of them: every rank of a candidate moves up by one.
         const auto excluded = static_cast<uint32_t>(problem.exclude[block.rows[row]]);
-        const auto found = std::lower_bound(sample.begin(), sample.end(), excluded);
-        if (found != sample.end() && *found == excluded) row_keys[found - sample.begin()] = kBelowAll.key;
+        const auto found = std::lower_bound(indices.begin(), indices.end(), excluded);
+        if (found != indices.end() && *found == excluded) row_keys[found - indices.begin()] = kBelowAll.key;
       }
-      const RankRange range = problem.range(block.rows[row]);
-      const int64_t shift = excludes(row) ? 1 : 0;
-      const SampleRanks lower = sample_ranks(range.lower + shift, num_keys, size);
-      const SampleRanks upper = sample_ranks(range.upper + shift, num_keys, size);
-      // Ascending, if not strictly; -1 and `size` stand for no place and are left out.
+      const auto [has_lower, has_upper, lower, upper] = brackets(row);
+      // Ascending, if not strictly; -1 and `sample_size` stand for no place and are left out.
       int64_t ranks[4] = {lower.below, lower.above, upper.below, upper.above};
       std::sort(ranks, ranks + 4);
       int64_t* first = std::upper_bound(ranks, ranks + 4, -1);
-      int64_t* last = std::lower_bound(first, ranks + 4, size);
+      int64_t* last = std::lower_bound(first, ranks + 4, sample_size);
       Place before[4], after[4];
-      tile_kernels().places_near(row_keys, sample.data(), size, first, last - first, kTolerance, before, after);
+      tile_kernels().places_near(row_keys, indices.data(), sample_size, first, last - first, kTolerance, before, after);
       const auto place = [&](int64_t rank, const Place* places) { return places[std::find(first, last, rank) - first]; };
       Window& window = windows[row];
-      if (needs_lower(row)) {
+      if (has_lower) {
         if (lower.below >= 0) window.lower = place(lower.below, before);
-        window.inner_lower = lower.above < size ? place(lower.above, after) : kAboveAll;
+        window.inner_lower = lower.above < sample_size ? place(lower.above, after) : kAboveAll;
       }
-      if (needs_upper(row)) {
+      if (has_upper) {
         window.inner_upper = upper.below >= 0 ? place(upper.below, before) : kBelowAll;
-        if (upper.above < size) window.upper = place(upper.above, after);
+        if (upper.above < sample_size) window.upper = place(upper.above, after);
       }
     }
   });
   return windows;
+}
+
+std::vector<Window> bracket(const Problem& problem, const QueryBlock& block, bool bracketed, ParallelFor parallel) {
+  const int64_t num_keys = problem.keys.rows, size = bracketed ? sample_size(num_keys) : 0;
+  const auto brackets = [&](int64_t row) {
+    const int64_t number = block.rows[row], shift = excludes_one(problem, number) ? 1 : 0;
+    const RankRange range = problem.range(number);
+    return Brackets{below(problem, number), above(problem, number), sample_ranks(range.lower + shift, num_keys, size),
+                    sample_ranks(range.upper + shift, num_keys, size)};
+  };
+  return windows_between(problem, block, size, brackets, parallel);
 }
 
 void keep_members(std::vector<Window>& windows) {
@@ -203,33 +220,22 @@ Census::Census(const Problem& problem, const QueryBlock& block, const Chunks& ch
       block_(block),
       chunks_(chunks),
       group_size_(tile_kernels().group),
-      expected_(static_cast<size_t>(expected_undecided(problem) * 1.1 * static_cast<double>(block.size() / chunks.count))),
       logs_(chunks.count),
       tallies_(chunks.count * block.size()),
       counts_(chunks.tiles * block.size()),
       begins_(chunks.tiles * block.groups) {}
 
-void Census::Log::append(const Members& members, size_t expected) {
-  if (size + members.count + 2 * kSlack > capacity) {
-    const size_t larger = std::max<size_t>(2 * capacity, expected + 2 * kTile);
-    AlignedFloats similarities(larger);
-    std::unique_ptr<uint16_t[]> positions(new uint16_t[larger]);
-    if (size > 0) {
-      std::memcpy(similarities.get(), similarity.get(), size * sizeof(float));
-      std::memcpy(positions.get(), position.get(), size * sizeof(uint16_t));
-    }
-    similarity = std::move(similarities);
-    position = std::move(positions);
-    capacity = larger;
-  }
-  // In pieces of a fixed size: these are copied without a loop or a call.
-  float* to_similarity = similarity.get() + size;
-  uint16_t* to_position = position.get() + size;
+void Census::Log::append(const Members& members) {
+  const size_t at = place(size, members.count);
+  if (at / kPiece >= pieces.size()) pieces.emplace_back();
+  // In steps of a fixed size: these are copied without a loop or a call.
+  float* to_similarity = similarity(at);
+  uint16_t* to_position = position(at);
   for (int begin = 0; begin < members.count; begin += kSlack) {
     std::memcpy(to_similarity + begin, members.value + begin, kSlack * sizeof(float));
     for (int i = begin; i < begin + kSlack; ++i) to_position[i] = static_cast<uint16_t>(members.position[i]);
   }
-  size += members.count;
+  size = at + members.count;
 }
 
 void Census::record(int64_t chunk, int64_t row, const RowTile& tile, int reached, int certain,
@@ -242,7 +248,7 @@ void Census::record(int64_t chunk, int64_t row, const RowTile& tile, int reached
     begins_[number * block_.groups + row / group_size_] = static_cast<uint32_t>(logs_[chunk].size);
   }
   counts_[number * block_.size() + row] = static_cast<uint16_t>(undecided.count);
-  if (undecided.count > 0) logs_[chunk].append(undecided, expected_);
+  if (undecided.count > 0) logs_[chunk].append(undecided);
 }
 
 void Census::take(const std::vector<Window>& windows, ParallelFor parallel) {
@@ -285,12 +291,15 @@ std::vector<int64_t> Census::resolve_group(int64_t group, const std::vector<Wind
     next[i] = keys[i].get();
   }
   for (int64_t tile = 0; tile < chunks_.tiles; ++tile) {
-    const float* similarity = logs_[chunks_.chunk_of(tile)].similarity.get() + begin(tile, group);
+    const Log& log = logs_[chunks_.chunk_of(tile)];
+    size_t at = begin(tile, group);
     for (int i = 0; i < rows; ++i) {
       const int count = counts_[tile * num_rows + first + i];
-      tile_kernels().order_keys(similarity, count, next[i]);
+      if (count == 0) continue;
+      at = Log::place(at, count);
+      tile_kernels().order_keys(log.similarity(at), count, next[i]);
       next[i] += count;
-      similarity += count;
+      at += count;
     }
   }
 
@@ -300,11 +309,7 @@ std::vector<int64_t> Census::resolve_group(int64_t group, const std::vector<Wind
     const int64_t number = block_.rows[row];
     const RankRange range = problem_.range(number);
     const int64_t shift = problem_.exclude && problem_.exclude[number] >= 0 ? 1 : 0;
-    Tally total;
-    for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
-      total.below += tallies_[chunk * num_rows + row].below;
-      total.certain += tallies_[chunk * num_rows + row].certain;
-    }
+    const Tally total = this->total(row);
     const auto place = [&](int64_t rank, const Place& from, const Place& to) {
       const int64_t position = tile_kernels().select(keys[i].get(), counts[i], rank, from.key, to.key);
       return Place{keys[i][position], index(group, i, position)};
@@ -312,7 +317,9 @@ std::vector<int64_t> Census::resolve_group(int64_t group, const std::vector<Wind
 
     // Undecided entries below the certain ones come first in rank, those above them last.
     bool hit = true;
-    if (range.lower > 0) {
+    if (range.lower + shift == chunks_.keys) {  // an empty ring above all candidates
+      boundaries[row].lower = kAboveAll;
+    } else if (range.lower > 0) {
       const int64_t rank = range.lower + shift - total.below;
       hit = rank >= 0 && rank < counts[i];
       if (hit) boundaries[row].lower = place(rank, windows[row].lower, windows[row].inner_lower);
@@ -329,7 +336,16 @@ std::vector<int64_t> Census::resolve_group(int64_t group, const std::vector<Wind
   return missed;
 }
 
-// Where a group's entries of a tile begin in the log; chunks without any have no log.
+Census::Tally Census::total(int64_t row) const {
+  Tally total;
+  for (int64_t chunk = 0; chunk < chunks_.count; ++chunk) {
+    total.below += tallies_[chunk * block_.size() + row].below;
+    total.certain += tallies_[chunk * block_.size() + row].certain;
+  }
+  return total;
+}
+
+// How long the log was before a group's entries of a tile.
 size_t Census::begin(int64_t tile, int64_t group) const { return begins_[tile * block_.groups + group]; }
 
 // Index of the key of a row's undecided entry, given its position among the row's.
@@ -340,9 +356,12 @@ uint32_t Census::index(int64_t group, int row_in_group, int64_t position) const 
       position -= counts[row_in_group];
       continue;
     }
-    const size_t earlier = std::accumulate(counts, counts + row_in_group, size_t{0});
-    const Log& log = logs_[chunks_.chunk_of(tile)];
-    return static_cast<uint32_t>(chunks_.first_key(tile)) + log.position[begin(tile, group) + earlier + position];
+    size_t at = begin(tile, group);
+    for (int row = 0; row < row_in_group; ++row) {
+      if (counts[row] > 0) at = Log::place(at, counts[row]) + counts[row];
+    }
+    const uint16_t* positions = logs_[chunks_.chunk_of(tile)].position(Log::place(at, counts[row_in_group]));
+    return static_cast<uint32_t>(chunks_.first_key(tile)) + positions[position];
   }
 }
 

@@ -40,8 +40,8 @@ def run(arguments):
         raise RunError(
             f"evaluate {arguments.protocol} needs {' and '.join(missing)}: pip install 'iecl_fast[eval]' has {has}"
         )
-    if arguments.data is None:
-        raise UsageError(f"evaluate {arguments.protocol} needs --data FOLDER, in the format of VOC or COCO")
+    if len(arguments.data) != 1:
+        raise UsageError(f"evaluate {arguments.protocol} needs --data FOLDER once, in the format of VOC or COCO")
     from iecl_fast.engine.config import parse_override
     from iecl_fast.evaluate.dense.from_checkpoint import evaluate_dense
 
@@ -51,7 +51,7 @@ def run(arguments):
     folder, result = evaluate_dense(
         arguments.protocol,
         arguments.checkpoint,
-        arguments.data,
+        arguments.data[0],
         freeze=arguments.freeze,
         output=arguments.output,
         overrides=overrides,

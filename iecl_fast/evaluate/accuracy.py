@@ -1,4 +1,6 @@
-"""Top-k accuracy."""
+"""What scores are worth: top-k accuracy, the accuracy of each class, and which classes are taken for which."""
+
+import torch
 
 
 def top_k_accuracies(scores, labels, prefix):
@@ -18,3 +20,26 @@ def top_k_accuracies(scores, labels, prefix):
         f"{prefix}_top1": hits[:, 0].double().mean().item(),
         f"{prefix}_top5": hits.any(dim=1).double().mean().item(),
     }
+
+
+def confusion_matrix(scores, labels):
+    """How many rows of each class (first axis) are taken for which (second): (classes, classes) int64 on the CPU.
+
+    Args:
+        scores: (N, classes) float; the best is what a row is taken for, as in `top_k_accuracies`.
+        labels: (N,) int64, 0 .. classes - 1.
+    """
+    classes = scores.shape[1]
+    taken = scores.topk(1, dim=1).indices[:, 0]
+    return torch.bincount((labels * classes + taken).cpu(), minlength=classes**2).view(classes, classes)
+
+
+def class_accuracies(confusion):
+    """The part of each class that is recognised, a list of floats; None for a class without rows.
+
+    Args:
+        confusion: as `confusion_matrix` gives it.
+    """
+    counts = confusion.sum(dim=1).tolist()
+    hits = confusion.diagonal().tolist()
+    return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]

@@ -34,7 +34,7 @@ _definitions.define(
 )
 
 
-def _all_ranks(lower: float, upper: float, num_keys: int, exclude: Tensor | None) -> list[int]:
+def all_ranks(lower: float, upper: float, num_keys: int, exclude: Tensor | None) -> list[int]:
     """Ranks of the ring among all keys and, for queries that exclude one, among the others."""
     if exclude is None:
         return [*ring_ranks(lower, upper, num_keys), 0, 0]
@@ -76,7 +76,7 @@ def _in_one_piece(exclude: Tensor | None) -> Tensor | None:
 
 @torch.library.impl(_definitions, "ring_sample", "CPU")
 def _(query, keys, lower, upper, exclude, uniform, with_indices):
-    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    ranks = all_ranks(lower, upper, keys.shape[0], exclude)
     if uniform is None:
         _check_common_size(ranks, exclude)
     return _kernels._ring_sample_cpu(query, keys, ranks, _in_one_piece(exclude), uniform, with_indices)
@@ -96,7 +96,7 @@ def _(gradient, indices, query, num_keys):
 @torch.library.impl(_definitions, "ring_info_nce", "CPU")
 def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
     check_temperature(temperature.item())
-    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    ranks = all_ranks(lower, upper, keys.shape[0], exclude)
     return _kernels._ring_info_nce_cpu(
         query, positive_key, keys, ranks, temperature.item(), _in_one_piece(exclude), with_gradient
     )
@@ -104,7 +104,7 @@ def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradie
 
 @torch.library.impl(_definitions, "ring_info_nce_keys_gradient", "CPU")
 def _(query, keys, temperature, lower, upper, exclude, log_denominator, loss_gradient):
-    ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+    ranks = all_ranks(lower, upper, keys.shape[0], exclude)
     return _kernels._ring_info_nce_keys_gradient_cpu(
         query, keys, ranks, temperature.item(), _in_one_piece(exclude), log_denominator, loss_gradient
     )
@@ -115,7 +115,7 @@ def _by_reference(device_type: str) -> dict[str, Callable]:
 
     def sample(query, keys, lower, upper, exclude, uniform, with_indices):
         _library.warn_reference("ring_sample", device_type)
-        ranks = _all_ranks(lower, upper, keys.shape[0], exclude)
+        ranks = all_ranks(lower, upper, keys.shape[0], exclude)
         if uniform is None:
             _check_common_size(ranks, exclude)
         similarities, indices = reference.ring_sample(query, keys, lower, upper, exclude, uniform)
@@ -133,7 +133,7 @@ def _by_reference(device_type: str) -> dict[str, Callable]:
 
     def info_nce(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
         _library.warn_reference("ring_info_nce", device_type)
-        _all_ranks(lower, upper, keys.shape[0], exclude)
+        all_ranks(lower, upper, keys.shape[0], exclude)
         loss = reference.ring_info_nce(query, positive_key, keys, temperature, lower, upper, exclude)
         positive = (query.float() * positive_key.float()).sum(dim=1)
         log_denominator = loss.double() + positive.double() / temperature
@@ -202,6 +202,11 @@ def _(gradient, indices, query, num_keys):
 
 @torch.library.register_fake("iecl_fast::ring_info_nce")
 def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
+    return info_nce_shapes(query, with_gradient)
+
+
+def info_nce_shapes(query: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What ring_info_nce returns, without values."""
     rows, channels = query.shape
     return (
         query.new_empty(rows, dtype=torch.float32),
@@ -237,13 +242,13 @@ def _once_differentiable(operator: str, gradients: list[Tensor | None], *sources
     return tuple(None if g is None else _OnceDifferentiable.apply(operator, g, *sources) for g in gradients)
 
 
-def _sample_context(ctx, inputs, output):
+def sample_context(ctx, inputs, output):
     query, keys, *_ = inputs
     ctx.save_for_backward(query, keys, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _sample_backward(ctx, gradient, _):
+def sample_backward(ctx, gradient, _):
     gradients = [None] * 7
     if gradient is None:
         return tuple(gradients)
@@ -257,18 +262,19 @@ def _sample_backward(ctx, gradient, _):
     return _once_differentiable("ring_sample", gradients, gradient, query, keys)
 
 
-def _info_nce_context(ctx, inputs, output):
+def info_nce_context(ctx, inputs, output):
     query, positive_key, keys, temperature, lower, upper, exclude, _ = inputs
     loss, log_denominator, query_gradient = output
     # Without a gradient of their own the keys have done their part: a queue may take new ones before the backward pass.
     of_keys = (keys, exclude, log_denominator) if ctx.needs_input_grad[2] else (None, None, None)
     ctx.save_for_backward(query, positive_key, temperature, loss, query_gradient, *of_keys)
     ctx.percentiles = lower, upper
+    ctx.keys_gradient = _kernels.ring_info_nce_keys_gradient
     ctx.mark_non_differentiable(log_denominator, query_gradient)
     ctx.set_materialize_grads(False)
 
 
-def _info_nce_backward(ctx, gradient, *_):
+def info_nce_backward(ctx, gradient, *_):
     gradients = [None] * 8
     if gradient is None:
         return tuple(gradients)
@@ -282,7 +288,7 @@ def _info_nce_backward(ctx, gradient, *_):
             factor = gradient * torch.expm1(-loss) / temperature
             gradients[1] = (factor[:, None] * query).to(positive_key.dtype)
         if needs_keys:
-            gradients[2] = _kernels.ring_info_nce_keys_gradient(
+            gradients[2] = ctx.keys_gradient(
                 query, keys, temperature, *ctx.percentiles, exclude, log_denominator, gradient.float().contiguous()
             ).to(keys.dtype)
         if needs_temperature:
@@ -294,5 +300,5 @@ def _info_nce_backward(ctx, gradient, *_):
     return _once_differentiable("ring_info_nce", gradients, gradient, *sources)
 
 
-torch.library.register_autograd("iecl_fast::ring_sample", _sample_backward, setup_context=_sample_context)
-torch.library.register_autograd("iecl_fast::ring_info_nce", _info_nce_backward, setup_context=_info_nce_context)
+torch.library.register_autograd("iecl_fast::ring_sample", sample_backward, setup_context=sample_context)
+torch.library.register_autograd("iecl_fast::ring_info_nce", info_nce_backward, setup_context=info_nce_context)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from iecl_fast.memory import MemoryBank, gather_rows
-from iecl_fast.ring import ring_sample
+from iecl_fast.memory_sharded import ShardedMemoryBank
+from iecl_fast.ring import ring_sample, sharded
 from iecl_fast.ssl.encoders import check_counts
 
 LOSSES = ("softmax", "nce")
@@ -16,6 +17,13 @@ NORMALIZER_MOMENTUM = 0.9
 def _log_mean(logs: Tensor) -> Tensor:
     """log of the mean of exp over a vector: (N,) -> scalar."""
     return logs.logsumexp(dim=0) - math.log(len(logs))
+
+
+@torch.compiler.disable
+def _sample_of_shards(
+    queries: Tensor, keys: Tensor, lower: float | Tensor, upper: float | Tensor, *, num_samples: int, exclude: Tensor
+) -> Tensor:
+    return sharded.ring_sample(queries, keys, float(lower), float(upper), num_samples=num_samples, exclude=exclude)
 
 
 class BankContrast(nn.Module):
@@ -35,6 +43,8 @@ class BankContrast(nn.Module):
         temperature: T > 0.
         num_samples: m >= 1.
         loss: ``"softmax"`` or ``"nce"``.
+        sharded: each rank holds a part of the bank, a :class:`iecl_fast.memory_sharded.ShardedMemoryBank`. The forward
+            pass, the backward pass and state_dict are then collectives.
 
     Attributes:
         log_normalizer: float32 scalar, log of the running mean; NaN before the first step. Only with ``"nce"``.
@@ -42,14 +52,25 @@ class BankContrast(nn.Module):
 
     log_normalizer: Tensor
 
-    def __init__(self, num_images: int, dim: int, *, momentum: float, temperature: float, num_samples: int, loss: str):
+    def __init__(
+        self,
+        num_images: int,
+        dim: int,
+        *,
+        momentum: float,
+        temperature: float,
+        num_samples: int,
+        loss: str,
+        sharded: bool,
+    ):
         super().__init__()
         if not temperature > 0:
             raise ValueError(f"temperature must be positive, got {temperature}")
         check_counts(num_samples=num_samples)
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
-        self.bank = MemoryBank(num_images, dim, momentum)
+        self.sharded = sharded
+        self.bank = (ShardedMemoryBank if sharded else MemoryBank)(num_images, dim, momentum)
         self.temperature = temperature
         self.num_samples = num_samples
         self.loss = loss
@@ -59,11 +80,12 @@ class BankContrast(nn.Module):
         self._pending_logs: list[Tensor] = []
         self.positive_similarity = torch.tensor(torch.nan)
 
-    def forward(self, queries: Tensor, index: Tensor, percentiles: tuple[float, float]) -> Tensor:
+    def forward(self, queries: Tensor, index: Tensor, percentiles: tuple[float | Tensor, ...]) -> Tensor:
         """The mean loss of unit queries (N, C) whose images' entries are ``index`` (N,), int64: a float32 scalar."""
         with torch.autocast(queries.device.type, enabled=False):
             positives = (queries * self.bank.entries(index)).sum(dim=1, keepdim=True)
-            draws = ring_sample(queries, self.bank.keys, *percentiles, num_samples=self.num_samples, exclude=index)
+            sample = _sample_of_shards if self.sharded else ring_sample
+            draws = sample(queries, self.bank.keys, *percentiles, num_samples=self.num_samples, exclude=index)
             self.positive_similarity = positives.detach().mean()
             positives, draws = positives / self.temperature, draws / self.temperature
             if self.loss == "nce":
@@ -84,6 +106,11 @@ class BankContrast(nn.Module):
     def remember(self, keys: Tensor, index: Tensor) -> None:
         """Keep a batch's keys (N, C) for :meth:`after_step`."""
         self._pending.append((keys.detach(), index))
+
+    def skip_step(self) -> None:
+        """Forget all that was remembered since the last call."""
+        self._pending.clear()
+        self._pending_logs.clear()
 
     def after_step(self) -> None:
         """Move the entries of all that was remembered since the last call. On every rank."""

@@ -146,6 +146,8 @@ def make_checkpoint(path, *, base="digits_moco", **overrides):
             "seconds": 0.0,
             "step": 7,
             "untrained": {},
+            "faults": {},
+            "versions": {},
         },
     )
     return method

@@ -4,11 +4,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_part
 from iecl_fast.engine.config import merge, resolve
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.evaluate.features import frozen
+from iecl_fast.evaluate.from_checkpoint import restore_method
 from iecl_fast.spectral.module import SpectralNormHandle, remove_spectral_norm
 from iecl_fast.ssl.encoders import ResNetBackbone
 
@@ -33,10 +32,7 @@ def checkpoint_backbone(state, path):
     """
     # The views are in the configuration in full, so the data it was trained on need not be there any more.
     config = resolve(merge(state["config"], {"data": {"name": "digits", "limit": None}}))
-    batch_size = config.trainer.batch_size // len(state["rng"])
-    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"])
-    load_part(method, state["method"], path)
-    backbone = method.backbone
+    backbone = restore_method(state, config, path).backbone
     if not isinstance(backbone, ResNetBackbone):
         raise UsageError(f"{path}: its method is {config.method['name']}, whose backbone is not one ResNet")
     if SpectralNormHandle(backbone).layers:

@@ -28,6 +28,7 @@ from iecl_fast.evaluate.dense.training import (
     measure_segmenter,
     segmentation_losses,
 )
+from iecl_fast.evaluate.from_checkpoint import checkpoint_path
 
 PREDICTIONS = "predictions.png"
 
@@ -58,8 +59,7 @@ def evaluate_dense(task, checkpoint, data, *, freeze=False, output=None, overrid
     settings = resolve_settings(task, layout, overrides or {})
     output = output or f"runs/{task}-{data.resolve().name}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = RunFolder.for_new_run(output)
-    path = Path(checkpoint)
-    path = RunFolder(path).checkpoint if path.is_dir() else path
+    path = checkpoint_path(checkpoint)
     state = load_checkpoint(path)
     backbone, mean, std = checkpoint_backbone(state, path)
     try:
@@ -140,10 +140,8 @@ def _train(training, folder, settings):
         images_per_step=min(settings.batch_size, len(training.images)),
         progress=settings.progress,
     )
-    try:
+    with log:
         training.run(log)
-    finally:
-        log.close()
 
 
 class _Detection:
