@@ -15,7 +15,7 @@ detection and segmentation, on a folder in the format of VOC or COCO (docs/detec
   iecl-fast evaluate detect --checkpoint runs/first --data coco model=keypoint_rcnn --freeze
   iecl-fast evaluate segment --checkpoint runs/first --data VOCdevkit/VOC2012 epochs=10 crop_size=321
 
-  keys of detect, with their values for VOC:
+  without --output the results lie in a folder under runs; keys of detect, with their values for VOC:
 {detect}
 
   keys of segment:
@@ -41,7 +41,7 @@ def run(arguments):
             f"evaluate {arguments.protocol} needs {' and '.join(missing)}: pip install 'iecl_fast[eval]' has {has}"
         )
     if len(arguments.data) != 1:
-        raise UsageError(f"evaluate {arguments.protocol} needs --data FOLDER, in the format of VOC or COCO")
+        raise UsageError(f"evaluate {arguments.protocol} needs --data FOLDER once, in the format of VOC or COCO")
     from iecl_fast.engine.config import parse_override
     from iecl_fast.evaluate.dense.from_checkpoint import evaluate_dense
 

@@ -3,7 +3,10 @@
 import csv
 import importlib.util
 import json
+import re
+import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,9 @@ from PIL import Image
 
 from dense import shapes
 from iecl_fast.cli import main
+from iecl_fast.engine.errors import RunError
+from iecl_fast.evaluate.dense import from_checkpoint
+from iecl_fast.evaluate.dense.settings import resolve_settings
 
 TINY = ["epochs=1", "batch_size=4", "threads=1", "progress=false", "log_steps=1"]
 TINY_RCNN = [*TINY, "fpn_channels=16", "head_units=32", "rois_per_image=16", "min_size=[64]"]
@@ -134,6 +140,33 @@ def test_other_weights_are_refused(tmp_path, voc_folder, capsys):
     assert "odd.weight" in error
 
 
+COMMANDS = [
+    line
+    for document in (Path(__file__).parents[2] / "docs").glob("*.md")
+    for block in re.findall(r"```bash\n(.*?)```", document.read_text(), flags=re.DOTALL)
+    for line in block.splitlines()
+    if re.match("iecl-fast evaluate +(detect|segment) ", line)
+]
+
+
+def test_there_are_documented_commands():
+    assert len(COMMANDS) > 5
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_documented_commands_are_understood(command, monkeypatch, capsys):
+    def begin(task, checkpoint, data, *, freeze, output, overrides):
+        settings = resolve_settings(task, "coco" if data == "coco" else "voc", overrides)
+        raise RunError(f"{task} {checkpoint} {data} {freeze} {len(settings.drops)}")
+
+    monkeypatch.setattr(from_checkpoint, "evaluate_dense", begin)
+    words = shlex.split(command, comments=True)
+    assert main(words[1:]) == 1
+    seen = capsys.readouterr().err.split()
+    assert seen[1:4] == [words[2], "runs/NAME", words[words.index("--data") + 1]]
+    assert seen[4] == str("--freeze" in words)
+
+
 def test_a_folder_that_is_there_is_not_overwritten(checkpoint, voc_folder, tmp_path, capsys):
     (tmp_path / "result.json").write_text("{}")
     assert evaluate("detect", checkpoint, voc_folder, NAMES, "--output", str(tmp_path)) == 2
@@ -160,6 +193,27 @@ def test_a_training_that_diverges_is_a_message(checkpoint, voc_folder, tmp_path,
     assert "Traceback" not in error
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(checkpoint, voc_folder, capsys):
+    assert evaluate("segment", checkpoint, voc_folder, NAMES, "accelerator=cuda") == 2
+    assert "iecl-fast: accelerator, precision: " in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
+def test_on_a_gpu(checkpoint, voc_folder, coco_folder, tmp_path, precision):
+    device = ["accelerator=cuda", f"precision={precision}"]
+    words = [*TINY_RCNN, *device, "model=keypoint_rcnn", "--freeze", "--output", str(tmp_path / "keypoints")]
+    assert evaluate("detect", checkpoint, coco_folder, *words) == 0
+    words = [*TINY_RCNN, *device, "features=c4", "--output", str(tmp_path / "masks")]
+    assert evaluate("detect", checkpoint, coco_folder, *words) == 0
+    words = [*TINY, *device, NAMES, "crop_size=48", "--output", str(tmp_path / "segmentation")]
+    assert evaluate("segment", checkpoint, voc_folder, *words) == 0
+    for name in ("keypoints", "masks", "segmentation"):
+        assert (tmp_path / name / "predictions.png").is_file()
+
+
 def test_needs_the_extra(checkpoint, voc_folder, monkeypatch, capsys):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pycocotools" else found(name))
@@ -170,7 +224,7 @@ def test_needs_the_extra(checkpoint, voc_folder, monkeypatch, capsys):
 
 def test_data_is_needed_and_freeze_belongs_here(checkpoint, capsys):
     assert main(["evaluate", "detect", "--checkpoint", str(checkpoint)]) == 2
-    assert "needs --data FOLDER" in capsys.readouterr().err
+    assert "needs --data FOLDER once" in capsys.readouterr().err
     assert main(["evaluate", "knn", "--checkpoint", str(checkpoint), "--freeze"]) == 2
     assert "--freeze belongs to detect and segment" in capsys.readouterr().err
 

@@ -62,12 +62,12 @@ class Malformed(UsageError):
         file: in which it stands.
         field: which one, as a path into the file.
         value: what it holds, or None where it is missing.
-        allowed: in words.
+        allowed: in words; nothing for what is only missing.
     """
 
-    def __init__(self, file, field, value, allowed):
+    def __init__(self, file, field, value, allowed=""):
         what = "is missing" if value is None else f"{_short(value)} is not allowed"
-        super().__init__(f"{file}: {field}: {what}, it must be {allowed}")
+        super().__init__(f"{file}: {field}: {what}{', it must be ' if allowed else ''}{allowed}")
 
 
 def _short(value):

@@ -199,7 +199,7 @@ class _Part:
     def _field(self, entry, key, where):
         value = entry.get(key)
         if value is None:
-            raise Malformed(self.file, f"{where}.{key}", None, "there")
+            raise Malformed(self.file, f"{where}.{key}", None)
         return value
 
     def _whole(self, entry, key, where):

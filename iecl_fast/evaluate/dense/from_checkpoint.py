@@ -57,23 +57,22 @@ def evaluate_dense(task, checkpoint, data, *, freeze=False, output=None, overrid
     data = Path(data)
     layout = _layout(task, data)
     settings = resolve_settings(task, layout, overrides or {})
+    output = output or f"runs/{task}-{data.resolve().name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = RunFolder.for_new_run(output)
     path = checkpoint_path(checkpoint)
     state = load_checkpoint(path)
     backbone, config = plain_resnet(state, path)
     mean, std = config.views["mean"], config.views["std"]
-    train, test, lists = _read(task, layout, data, settings)
-    output = output or f"runs/{task}-{data.resolve().name}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = RunFolder.for_new_run(output)
-
     try:
         fabric = Fabric(accelerator=build.accelerator(settings), devices=1, precision=settings.precision)
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"accelerator, precision: {' '.join(str(error).split())}") from None
+    train, test, lists = _read(task, layout, data, settings)
+
     with build.threads(settings):
         seed_everything(settings.seed, verbose=False)
         stillness = Stillness(backbone, freeze=freeze, batch_norm=settings.batch_norm)
-        work = _Detection if task == "detect" else _Segmentation
-        work = work(backbone, train, test, settings, mean, std, fabric)
+        work = WORK[task](backbone, train, test, settings, mean, std, fabric)
         training = Training(
             fabric, work.network, work.losses, work.images, collate=work.collate, settings=settings, stillness=stillness
         )
@@ -195,6 +194,9 @@ class _Segmentation:
 
     def draw(self, path, title):
         draw_segmentations(self.network, self.test_images, self.classes, path, fabric=self.fabric, title=title)
+
+
+WORK = {"detect": _Detection, "segment": _Segmentation}
 
 
 def _plain(values):

@@ -158,7 +158,7 @@ def _text(file, element, path, where=""):
     text = element.findtext(path)
     field = f"{where}/{path}" if where else path
     if text is None or not text.strip():
-        raise Malformed(file, field, None, "there")
+        raise Malformed(file, field, None)
     return text.strip()
 
 
