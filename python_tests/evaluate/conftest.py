@@ -34,7 +34,8 @@ def write_checkpoint(tmp_path_factory, options):
     torch.manual_seed(0)
     method = build.method(config, total_steps=1, batch_size=8, num_images=48)
     state = {"config": config.to_dict(), "method": method.state_dict(), "samples": 48, "step": 0, "rng": [None]}
-    save_checkpoint(path, state | {"optimizer": {}, "precision": {}, "seconds": 0.0, "untrained": {}})
+    empty = {"faults": {}, "optimizer": {}, "precision": {}, "untrained": {}, "versions": {}}
+    save_checkpoint(path, state | empty | {"seconds": 0.0})
     return path
 
 
