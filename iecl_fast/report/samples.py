@@ -79,7 +79,9 @@ def look(checkpoint):
     """
     path = checkpoint_path(checkpoint)
     state = load_checkpoint(path)
-    config = resolve(state["config"])
+    # Of how the run was evaluated this needs the batches alone, so that a checkpoint from before a protocol will do.
+    evaluate = {"batch_size": state["config"]["evaluate"]["batch_size"]}
+    config = resolve(state["config"] | {"evaluate": evaluate})
     # The run's own accelerator need not be here.
     fabric = Fabric(accelerator=build.accelerator(replace(config.trainer, accelerator="auto")), devices=1)
     backbone = restore_method(state, config, path).backbone.to(fabric.device)
