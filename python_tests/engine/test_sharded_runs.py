@@ -6,10 +6,10 @@ import sys
 import time
 
 import torch
+from test_bank_runs import arguments
 
 from iecl_fast.cli import main
 from iecl_fast.engine.checkpoint import load_checkpoint
-from test_bank_runs import arguments
 
 TWO = ["method.sharded=true", "trainer.devices=2", "trainer.accelerator=cpu"]
 
