@@ -83,7 +83,8 @@ def main():
     options = parser.parse_args()
     shape = options.queries, options.keys, options.channels
     print(f"N={shape[0]}, K={shape[1]}, C={shape[2]}, float32, ring 90..99, forward and backward\n")
-    print("| | ranks | KB a query | collectives | processor seconds, of a rank | of one process with all keys |\n|---|---|---|---|---|---|")
+    print("| | ranks | KB a query | collectives | processor seconds of a rank | of one process with all keys |")
+    print("|---|---|---|---|---|---|")
     alone = one_process(*shape)
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory() as folder:

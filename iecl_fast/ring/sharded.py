@@ -59,7 +59,7 @@ def ring_info_nce(
         temperature = torch.full((), number, dtype=torch.float64, device=query.device)
     inputs = (query, positive_key, temperature)
     wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         joined = _Joined(
             query, local_keys, lower, upper, exclude, Exchange(group), {"temperature": number}, wants_gradient
         )
@@ -93,7 +93,7 @@ def ring_sample(
     local_keys = functional.as_keys(query, local_keys, "local_keys", "KC")
     if num_samples < 1:
         raise ValueError(f"num_samples = {num_samples} is not allowed: at least 1")
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         exchange = Exchange(group)
         joined = _Joined(query, local_keys, lower, upper, exclude, exchange, {"num_samples": num_samples}, False)
         shape = (query.shape[0], num_samples)
@@ -320,6 +320,6 @@ class _Sample(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, _ = ctx.saved_tensors
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             gradients = [ctx.draws.query_gradient(gradient).to(query.dtype), None]
         return once_differentiable("ring.sharded.ring_sample", gradients, gradient, query)
