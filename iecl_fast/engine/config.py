@@ -17,7 +17,7 @@ import yaml
 
 from iecl_fast.data import DATASETS, dataset_info, training_transform, view_options
 from iecl_fast.engine.errors import UsageError
-from iecl_fast.engine.schema import convert, did_you_mean
+from iecl_fast.engine.schema import allows_null, convert, did_you_mean
 from iecl_fast.engine.settings import GROUPS, MAY_DIFFER, PARTS, Config, Seed
 from iecl_fast.ssl import METHODS, accepts
 
@@ -170,9 +170,10 @@ def _keyword_arguments(function):
 
 
 def _options(declared, mapping, group):
-    """The values given for a group whose keys are arguments; null stands for the default and is left out."""
-    given = {key: value for key, value in mapping[group].items() if value is not None}
-    return {key: convert(value, declared[group][key], f"{group}.{key}") for key, value in given.items()}
+    """The values given for a group whose keys are arguments; null stands for the default, unless it is a value."""
+    hints = declared[group]
+    given = {k: value for k, value in mapping[group].items() if value is not None or allows_null(hints[k])}
+    return {key: convert(value, hints[key], f"{group}.{key}") for key, value in given.items()}
 
 
 def _group(cls, mapping, name):

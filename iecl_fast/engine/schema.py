@@ -68,6 +68,11 @@ def convert(value, declared, name):
         raise UsageError(f"{name}: {value!r} is not allowed, it must be {error}") from None
 
 
+def allows_null(declared):
+    """Whether null is a value of a declared type."""
+    return type(None) in typing.get_args(declared)
+
+
 def _convert(value, declared):
     origin, arguments = typing.get_origin(declared), typing.get_args(declared)
     if origin is typing.Annotated:

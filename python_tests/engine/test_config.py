@@ -226,3 +226,11 @@ def test_a_patch_size_that_suits_the_images(image_size, patch_size):
     config = resolve({"saib": {}, "views": {"image_size": image_size}})
     assert config.saib.patch_size is None
     assert config.saib.patch_size_for(image_size) == patch_size
+
+
+def test_null_is_a_value_where_the_type_has_it_and_else_stands_for_the_default():
+    """IE-CL's projector has 4096 hidden units by default; null is as many as the backbone has features."""
+    config = resolve({"method": {"name": "iecl", "hidden_dim": None, "temperature": None}})
+    assert config.method["hidden_dim"] is None
+    assert config.method["temperature"] == 0.2
+    assert resolve(config.to_dict()) == config
