@@ -1,10 +1,12 @@
 """``iecl-fast evaluate``."""
 
+from iecl_fast.commands import dense
 from iecl_fast.commands.words import Parser, check_torchvision, percent
+from iecl_fast.engine.errors import UsageError
 
 DESCRIPTION = """\
 Measure the encoder of a checkpoint: its frozen features by their nearest neighbours or by a linear classifier, or what
-the whole network learns when it is trained on from there.
+the whole network learns when it is trained on from there, as a classifier, a detector or a segmenter.
 """
 
 EXAMPLES = """\
@@ -21,22 +23,27 @@ OUTPUT holds result.json with the accuracy of each class, confusion.png and, for
 
 
 def parser():
-    command = Parser(prog="iecl-fast evaluate", description=DESCRIPTION, epilog=EXAMPLES)
-    command.add_argument("protocol", choices=("linear", "knn", "finetune"), help="how to measure")
+    command = Parser(prog="iecl-fast evaluate", description=DESCRIPTION, epilog=f"{EXAMPLES}\n{dense.help_text()}")
+    command.add_argument("protocol", choices=("linear", "knn", "finetune", *dense.TASKS), help="how to measure")
     command.add_argument("--checkpoint", required=True, metavar="FILE|DIR", help="checkpoint or run folder")
     command.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="NAME|FOLDER",
-        help="measure on other data than the run's; may be given several times",
+        help="measure on other data than the run's; may be given several times, for detect and segment once",
     )
     command.add_argument("--output", metavar="DIR", help="folder for what is found (default: only print)")
+    command.add_argument("--freeze", action="store_true", help="detect, segment: leave the backbone as it is")
     command.add_argument("overrides", nargs="*", metavar="key.sub=value", help="values over the run's configuration")
     return command
 
 
 def run(arguments):
+    if arguments.protocol in dense.TASKS:
+        return dense.run(arguments)
+    if arguments.freeze:
+        raise UsageError(f"--freeze belongs to {' and '.join(dense.TASKS)}, {arguments.protocol} has its own way")
     check_torchvision()
     from iecl_fast.engine.config import merge, parse_override
     from iecl_fast.evaluate.from_checkpoint import evaluate_checkpoint

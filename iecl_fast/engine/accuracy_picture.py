@@ -1,6 +1,7 @@
 """accuracy.png: what a sweep has reached, against the values of the key that it varies."""
 
 import itertools
+import math
 import statistics
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -47,6 +48,6 @@ def _draw_line(axes, accuracies, color, label):
     """One line; `accuracies` are a list of runs' for each place on the axis."""
     places = [place for place, found in enumerate(accuracies) if found]
     percent = [[100 * accuracy for accuracy in accuracies[place]] for place in places]
-    deviations = [statistics.stdev(found) if len(found) > 1 else 0.0 for found in percent]
+    deviations = [statistics.stdev(found) if len(found) > 1 else math.nan for found in percent]  # NaN draws no bar
     means = [statistics.mean(found) for found in percent]
     axes.errorbar(places, means, yerr=deviations, color=color, label=label, marker="o", markersize=4, capsize=3)

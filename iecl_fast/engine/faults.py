@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from iecl_fast.engine.errors import RunError
+from iecl_fast.memory import gather_rows
 
 LISTED = 20  # faults that an error names one by one
 
@@ -61,12 +62,9 @@ class Faults:
         Raises:
             RunError: more images than allowed; they are listed. On every rank.
         """
-        new = [self._new]
-        if self.fabric.world_size > 1:
-            new = [None] * self.fabric.world_size
-            torch.distributed.all_gather_object(new, self._new)
+        new = self._of_all_ranks(self._new)
         self._new = []
-        for text in (text for found in new for text in found):
+        for text in new:
             if text in self.unreadable:
                 continue
             self.unreadable.append(text)
@@ -78,6 +76,14 @@ class Faults:
                 f"{len(self.unreadable)} images cannot be read, data.max_unreadable={self.max_unreadable} are allowed:"
                 + "".join(f"\n  {line}" for line in lines)
             )
+
+    def _of_all_ranks(self, texts):
+        """The texts of all ranks, in rank order."""
+        if self.fabric.world_size == 1:  # in every step: without a tensor, and without waiting for its device
+            return texts
+        content = "".join(f"{text}\n" for text in texts).encode(errors="surrogateescape")  # as file names have them
+        rows = torch.tensor(list(content), dtype=torch.uint8, device=self.fabric.device)
+        return bytes(gather_rows(rows).tolist()).decode(errors="surrogateescape").splitlines()
 
     def skip(self, step):
         """Count a step that is left out because its loss or gradient is no finite number.

@@ -53,11 +53,10 @@ class Run:
         )
         self.optimizer = build.optimizer(config.optimizer, self.method)
         # One graph, but where ranks exchange rows in the middle of it, whose numbers are known only then.
-        compiled = torch.compile(self.method, fullgraph=fabric.world_size == 1)
+        compiles = config.trainer.compile
+        forward = torch.compile(self.method, fullgraph=fabric.world_size == 1) if compiles else self.method
         # These two are the same modules and tensors, with precision, DDP and compilation around them.
-        self.wrapped_method, self.wrapped_optimizer = fabric.setup(
-            compiled if config.trainer.compile else self.method, self.optimizer
-        )
+        self.wrapped_method, self.wrapped_optimizer = fabric.setup(forward, self.optimizer)
         self.untrained = None
         self.faults = Faults(fabric, max_unreadable=config.data.max_unreadable, max_skipped=config.trainer.max_skipped)
         self.saved_step = None
@@ -91,6 +90,10 @@ class Run:
             raise UsageError(
                 f"the run saw {state['samples']} training images, {self.config.data.name} now has {len(self.views)}"
             )
+        if not 0 <= state["step"] <= self.steps.total:
+            raise UsageError(
+                f"{self.folder.checkpoint} is damaged: it is of step {state['step']} of {self.steps.total}"
+            )
         saib, ranks = self.config.saib, len(state["rng"])
         if saib is not None and saib.channels == "batch" and ranks != self.fabric.world_size:
             raise UsageError(
@@ -100,10 +103,10 @@ class Run:
         load_part(self.method, state["method"], self.folder.checkpoint)
         load_part(self.optimizer, state["optimizer"], self.folder.checkpoint)
         load_part(self.fabric.strategy.precision, state["precision"], self.folder.checkpoint)
+        load_part(self.faults, state["faults"], self.folder.checkpoint)
         self.step = state["step"]
         self.seconds_before = state["seconds"]
         self.untrained = state["untrained"]
-        self.faults.load_state_dict(state["faults"])
         self.saved_step = self.step
         if self.fabric.global_rank < len(state["rng"]):
             set_rng_state(state["rng"][self.fabric.global_rank], self.fabric.device)

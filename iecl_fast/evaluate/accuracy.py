@@ -14,8 +14,7 @@ def top_k_accuracies(scores, labels, prefix):
     Returns:
         dict ``{prefix}_top1``, ``{prefix}_top5`` of floats.
     """
-    best = scores.topk(min(5, scores.shape[1]), dim=1).indices
-    hits = best == labels[:, None]
+    hits = _best(scores) == labels[:, None]
     return {
         f"{prefix}_top1": hits[:, 0].double().mean().item(),
         f"{prefix}_top5": hits.any(dim=1).double().mean().item(),
@@ -30,8 +29,13 @@ def confusion_matrix(scores, labels):
         labels: (N,) int64, 0 .. classes - 1.
     """
     classes = scores.shape[1]
-    taken = scores.topk(1, dim=1).indices[:, 0]
+    taken = _best(scores)[:, 0]
     return torch.bincount((labels * classes + taken).cpu(), minlength=classes**2).view(classes, classes)
+
+
+def _best(scores):
+    """The five classes with the best scores, in this order; one call, so that equal scores are always told alike."""
+    return scores.topk(min(5, scores.shape[1]), dim=1).indices
 
 
 def class_accuracies(confusion):

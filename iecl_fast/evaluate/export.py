@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from iecl_fast.engine.checkpoint import load_checkpoint, whole_file
-from iecl_fast.engine.config import resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.evaluate import detectron2
-from iecl_fast.evaluate.from_checkpoint import checkpoint_path, restore_method
-from iecl_fast.spectral import SpectralNormHandle, remove_spectral_norm
-from iecl_fast.ssl.encoders import BACKBONES, ResNetBackbone, build_backbone
+from iecl_fast.evaluate.restore import checkpoint_path, plain_resnet
+from iecl_fast.ssl.encoders import BACKBONES, build_backbone
 
 # Format to the name of the file beside the checkpoint.
 FORMATS = {"torchvision": "backbone.pth", "detectron2": "backbone.pkl", "safetensors": "backbone.safetensors"}
@@ -81,16 +79,7 @@ def export_checkpoint(checkpoint, file_format, output=None):
 
 
 def _backbone_of(checkpoint, path):
-    # The views are all in the checkpoint: data that are always there stand in for the run's. Nothing is evaluated.
-    config = resolve(checkpoint["config"] | {"data": {"name": "digits"}, "evaluate": {}})
-    backbone = restore_method(checkpoint, config, path).backbone
-    if not isinstance(backbone, ResNetBackbone):
-        raise UsageError(
-            f"{path} cannot be exported: method.name={config.method['name']} trains {type(backbone).__name__}, and the "
-            f"formats are for one ResNet of three channels"
-        )
-    if SpectralNormHandle(backbone).layers:
-        remove_spectral_norm(backbone)
+    backbone, config = plain_resnet(checkpoint, path)
     return BackboneFile(
         state={name: tensor.detach().clone().contiguous() for name, tensor in backbone.state_dict().items()},
         name=config.encoder.name,
@@ -112,7 +101,6 @@ def _encode(exported, file_format):
         return buffer.getvalue()
     values = (exported.name, exported.width, exported.stem, exported.mean, exported.std, exported.step)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in zip(METADATA, values)}
-    _safetensors()
     import safetensors.torch
 
     return safetensors.torch.save(exported.state, metadata={"format": "pt", **texts})

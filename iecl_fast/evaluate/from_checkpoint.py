@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from lightning_fabric import Fabric
 from torch import Tensor
@@ -10,41 +9,16 @@ from torch.utils.data import DataLoader
 
 from iecl_fast.data import Readable, channel_statistics
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_checkpoint, load_part
+from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import merge, resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.faults import Faults, lost_workers
-from iecl_fast.engine.folder import RunFolder
 from iecl_fast.engine.settings import LinearProtocol
 from iecl_fast.evaluate.accuracy import class_accuracies, confusion_matrix
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.evaluate.finetune import finetune
 from iecl_fast.evaluate.protocols import Measurement, judge
-
-
-def checkpoint_path(checkpoint):
-    """The file of a checkpoint that is named by itself or by its run folder."""
-    path = Path(checkpoint)
-    return RunFolder(path).checkpoint if path.is_dir() else path
-
-
-def restore_method(state, config, path):
-    """The method as it was saved, on the CPU.
-
-    Args:
-        state: what `load_checkpoint` gives.
-        config: `Config` whose method, ring, SAIB and encoder are the saved ones.
-        path: of the checkpoint, for messages.
-
-    Raises:
-        UsageError: the weights are of another method.
-    """
-    # As many images on each device as in the run: SAIB may depend on it.
-    ranks = len(state["rng"])
-    batch_size = config.trainer.batch_size // ranks
-    method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"], world_size=ranks)
-    load_part(method, state["method"], path)
-    return method
+from iecl_fast.evaluate.restore import checkpoint_path, restore_method
 
 
 @dataclass(frozen=True)
@@ -104,8 +78,8 @@ def evaluate_checkpoint(protocol, checkpoint, *, data=(), overrides=None):
     path = checkpoint_path(checkpoint)
     state = load_checkpoint(path)
     overrides = overrides or {}
-    if data and "name" in overrides.get("data", {}):
-        raise UsageError(f"data.name={overrides['data']['name']}: there is --data already, give one of them")
+    if data and "name" in (given := _group(overrides, "data")):
+        raise UsageError(f"data.name={given['name']}: there is --data already, give one of them")
     layers = [{"data": {"name": name, "limit": None}} for name in data] or [{}]
     configs = [_configuration(state["config"], merge(layer, overrides)) for layer in layers]
     names = [config.data.name for config in configs]
@@ -125,15 +99,18 @@ def _configuration(saved, overrides):
     values; so it does for a run from before there were protocols.
     """
     evaluate = saved["evaluate"]
-    if "linear" in overrides.get("evaluate", {}) or "linear" not in evaluate:
+    before = evaluate.get("linear")
+    if before is None or _group(overrides, "evaluate").get("linear", before) != before:
         dropped = [f"linear_{field.name}" for field in dataclasses.fields(LinearProtocol)]
         evaluate = {key: value for key, value in evaluate.items() if key not in dropped}
     config = resolve(merge(saved | {"evaluate": evaluate}, overrides))
     if config.data.name != saved["data"]["name"]:
         size = {"image_size": saved["views"]["image_size"]}
         config = resolve(merge(saved | {"evaluate": evaluate, "views": size}, overrides))
+    # With the values of keys that came after it.
+    original = resolve(saved | {"data": {"name": "digits"}, "evaluate": {}}).to_dict()
     for group in ("method", "ring", "saib", "encoder"):
-        if config.to_dict()[group] != saved[group]:
+        if config.to_dict()[group] != original[group]:
             raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
     return config
 
@@ -149,11 +126,21 @@ def _standardised(saved, config, overrides):
         loader = DataLoader(pixels, batch_size=config.evaluate.batch_size, num_workers=config.data.workers)
         mean, std = channel_statistics(images for images, *_ in read_batches(loader))
         statistics = {"mean": mean, "std": std}
-    return dataclasses.replace(config, views=config.views | statistics | overrides.get("views", {}))
+    given = [name for name, value in _group(overrides, "views").items() if value is not None]
+    found = {name: value for name, value in statistics.items() if name not in given}
+    return dataclasses.replace(config, views=config.views | found)
+
+
+def _group(overrides, name):
+    """The overrides of a group; what is no group is refused where the configuration is resolved."""
+    group = overrides.get(name)
+    return group if isinstance(group, dict) else {}
 
 
 def _evaluate(protocol, state, path, config):
-    fabric = Fabric(accelerator=build.accelerator(config.trainer), devices=1, precision=config.trainer.precision)
+    # Frozen features are computed in float32, as in the run.
+    precision = config.trainer.precision if protocol == "finetune" else "32-true"
+    fabric = Fabric(accelerator=build.accelerator(config.trainer), devices=1, precision=precision)
     backbone = restore_method(state, config, path).backbone.to(fabric.device)
     train, test, num_classes = build.evaluation_data(config)
     faults = Faults(fabric, max_unreadable=config.data.max_unreadable)
@@ -172,7 +159,7 @@ def _evaluate(protocol, state, path, config):
         "step": state["step"],
         "labels": config.evaluate.labels,
         "train_images": len(train),
-        "test_images": len(test),
+        "test_images": len(measurement.labels),
         "mean": list(config.views["mean"]),
         "std": list(config.views["std"]),
         "unreadable_images": len(faults.unreadable),

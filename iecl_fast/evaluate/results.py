@@ -1,5 +1,6 @@
 """What an evaluation leaves: result.json, a picture of each confusion matrix, and a table of several data sets."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,17 @@ NUMBERED_CLASSES = 20  # nor more numbers than these in it
 
 
 def check_output(folder):
-    """The folder for an evaluation, as a `Path`.
+    """The folder for an evaluation, as a `Path`. Nothing is made yet, but hours of work are not to end with an error.
 
     Raises:
-        UsageError: there is a result in it already.
+        UsageError: there is a result in it already, or it cannot be made.
     """
     target = Path(folder) / "result.json"
     if target.exists():
         raise UsageError(f"{target} exists already and is not overwritten: name another folder with --output")
+    above = next(place for place in target.absolute().parents if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UsageError(f"--output: {folder} is not allowed, {above} is no folder that can be written to")
     return target.parent
 
 

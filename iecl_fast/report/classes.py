@@ -64,8 +64,8 @@ def _drawn(about, result, names):
         block = _of_classes(f"{key.replace('_', ' ')}: {about}", key, value, result.get("classes", names))
         if block is not None:
             blocks.append(block)
-        elif len(plain(value)) <= LONG:
-            left[key] = value
+        elif key != "classes" and len(plain(value)) <= LONG:
+            left[key] = percent(value) if "_top" in key and isinstance(value, Real) else value
     return blocks, left
 
 

@@ -13,7 +13,7 @@ from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import resolve
 from iecl_fast.engine.errors import RunError
 from iecl_fast.evaluate.features import extract_features
-from iecl_fast.evaluate.from_checkpoint import checkpoint_path, restore_method
+from iecl_fast.evaluate.restore import checkpoint_path, restore_method
 
 TESTS = 1000  # test images, at most
 GALLERY = 4000  # training images among which neighbours are looked for, at most
@@ -79,7 +79,9 @@ def look(checkpoint):
     """
     path = checkpoint_path(checkpoint)
     state = load_checkpoint(path)
-    config = resolve(state["config"])
+    # Of how the run was evaluated this needs the batches alone, so that a checkpoint from before a protocol will do.
+    evaluate = {"batch_size": state["config"]["evaluate"]["batch_size"]}
+    config = resolve(state["config"] | {"evaluate": evaluate})
     # The run's own accelerator need not be here.
     fabric = Fabric(accelerator=build.accelerator(replace(config.trainer, accelerator="auto")), devices=1)
     backbone = restore_method(state, config, path).backbone.to(fabric.device)

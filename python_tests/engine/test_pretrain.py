@@ -218,6 +218,26 @@ def test_a_data_set_of_another_size_is_said(whole_run, tmp_path, capsys):
     assert "the run saw 50 training images, digits now has 48" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"step": 19}, "step 19 of 18"),
+        ({"faults": {}}, "does not fit Faults"),
+        ({"method": {}}, "does not fit MoCo"),
+        ({"optimizer": {"state": 3}}, "does not fit SGD"),
+        ({"precision": {"scale": 1.0}, "rng": [3]}, "random generators are damaged"),
+    ],
+)
+def test_parts_that_are_none_are_said(whole_run, tmp_path, capsys, part, words):
+    folder = shutil.copytree(whole_run, tmp_path / "copy")
+    (folder / "result.json").unlink()
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    save_checkpoint(checkpoint, load_checkpoint(checkpoint) | part)
+    assert main(["pretrain", "--resume", str(folder)]) == 2
+    message = capsys.readouterr().err
+    assert words in message and "Traceback" not in message
+
+
 def test_a_diverged_run_stops_and_keeps_its_last_checkpoint(small_run, tmp_path, capsys):
     assert main(small_run("run", "optimizer.lr=1e30", "trainer.checkpoint_steps=1")) == 1
     message = capsys.readouterr().err

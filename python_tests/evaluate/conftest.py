@@ -4,24 +4,24 @@ import pytest
 import torch
 from PIL import Image
 
+from checkpoints import write_checkpoint
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import save_checkpoint
 from iecl_fast.engine.config import resolve
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """As a run on 48 digits leaves it, MoCo with a ResNet-18 of width 2, before its first step."""
-    return write_checkpoint(tmp_path_factory, {"name": "moco", "dim": 8, "num_keys": 32})
+    return untrained(tmp_path_factory, {"name": "moco", "dim": 8, "num_keys": 32})
 
 
 @pytest.fixture(scope="session")
 def cmc_checkpoint(tmp_path_factory):
     """The same of CMC, whose encoder looks at colours."""
-    return write_checkpoint(tmp_path_factory, {"name": "cmc", "dim": 8, "num_samples": 16})
+    return untrained(tmp_path_factory, {"name": "cmc", "dim": 8, "num_samples": 16})
 
 
-def write_checkpoint(tmp_path_factory, options):
+def untrained(tmp_path_factory, options):
     path = tmp_path_factory.mktemp("checkpoint") / "last.ckpt"
     mapping = {
         "method": options,
@@ -33,8 +33,7 @@ def write_checkpoint(tmp_path_factory, options):
     config = resolve(mapping)
     torch.manual_seed(0)
     method = build.method(config, total_steps=1, batch_size=8, num_images=48)
-    state = {"config": config.to_dict(), "method": method.state_dict(), "samples": 48, "step": 0, "rng": [None]}
-    save_checkpoint(path, state | {"optimizer": {}, "precision": {}, "seconds": 0.0, "untrained": {}})
+    write_checkpoint(path, config, method, samples=48)
     return path
 
 

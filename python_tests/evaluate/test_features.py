@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from iecl_fast.engine.errors import RunError
+from iecl_fast.engine.faults import Faults
 from iecl_fast.engine.settings import EvaluateConfig
 from iecl_fast.evaluate import features as module
 from iecl_fast.evaluate.features import extract_features, frozen, unchanged
@@ -78,7 +79,7 @@ def test_ranks_put_their_parts_together(backbone, fabric, monkeypatch):
     first = {torch.float32: whole[:4], torch.int64: labels[:4], torch.bool: torch.ones(4, dtype=torch.bool)}
     second = SimpleNamespace(global_rank=1, world_size=2, device=torch.device("cpu"))
     monkeypatch.setattr(module, "gather_rows", lambda rows: torch.cat([first[rows.dtype], rows]))
-    features, targets = extract_features(backbone, data, fabric=second, batch_size=3)
+    features, targets = extract_features(backbone, data, fabric=second, batch_size=3, faults=Faults(fabric))
     torch.testing.assert_close(features, whole)
     assert torch.equal(targets, labels)
 
@@ -90,6 +91,20 @@ def test_an_unreadable_image_is_one_line(backbone, fabric, workers):
     message = str(caught.value)
     assert "image file 5 is truncated" in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_images_are_left_out_as_far_as_is_allowed(backbone, fabric, workers):
+    whole, labels = extract_features(backbone, Images(rows=9), fabric=fabric, batch_size=4)
+    faults = Faults(fabric, max_unreadable=2)
+    loading = {"fabric": fabric, "batch_size": 4, "workers": workers, "faults": faults}
+    features, targets = extract_features(backbone, Images(rows=9, broken=[5, 0]), **loading)
+    kept = [1, 2, 3, 4, 6, 7, 8]
+    torch.testing.assert_close(features, whole[kept])
+    assert torch.equal(targets, labels[kept])
+    assert len(faults.unreadable) == 2
+    with pytest.raises(RunError, match=r"3 images cannot be read, data.max_unreadable=2"):
+        extract_features(backbone, Images(rows=9, broken=[3]), **loading)
 
 
 def test_measure_takes_only_the_protocols_asked_for(backbone, fabric):

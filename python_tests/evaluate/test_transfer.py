@@ -57,7 +57,9 @@ def test_statistics_of_the_run_and_given_ones(checkpoint, folders):
     name = str(folders / "pairs")
     (run,) = evaluate_checkpoint("knn", checkpoint, data=[name], overrides={"evaluate": {"statistics": "run"}})
     assert run.summary["mean"] == list(DATASETS["digits"].mean)
-    (given,) = evaluate_checkpoint("knn", checkpoint, data=[name], overrides={"views": {"mean": [0.1, 0.2, 0.3]}})
+    (given,) = evaluate_checkpoint(
+        "knn", checkpoint, data=[name], overrides={"views": {"mean": [0.1, 0.2, 0.3], "std": None}}
+    )
     assert given.summary["mean"] == [0.1, 0.2, 0.3]
     assert given.summary["std"] == pytest.approx(own_statistics(folders / "pairs")[1])
 
@@ -113,6 +115,8 @@ def test_two_folders_of_one_name(checkpoint, folders, tmp_path):
         (["--data", "PAIRS", "--data", "flowers102", "data.root=ROOT"], "flowers102 is not in"),
         (["--data", "PAIRS", "--data", "PAIRS"], "--data: each data set only once, got"),
         (["--data", "PAIRS", "data.name=digits"], "data.name=digits: there is --data already"),
+        (["--data", "PAIRS", "data=rename"], "data: 'rename' is not allowed, data is a group"),
+        (["--output", "/dev/null/out"], "--output: /dev/null/out is not allowed, /dev/null is no folder"),
         (["--data", "PAIRS", "evaluate.statistics=theirs"], "evaluate.statistics: 'theirs' is not allowed, it must be"),
         (["evaluate.labels=0"], "evaluate.labels: 0 is not allowed, it must be above 0 and at most 1"),
         (["evaluate.labels=1.5"], "evaluate.labels: 1.5 is not allowed"),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from iecl_fast.engine import build, checkpoint
+from checkpoints import write_checkpoint
+from iecl_fast.engine import build
 from iecl_fast.engine.config import merge, parse_override, read_recipe, resolve
 
 
@@ -20,11 +21,9 @@ def make_run(tmp_path_factory):
         method = build.method(config, total_steps=1, batch_size=8, num_images=24)
         size = config.views["image_size"]
         method([torch.randn(8, 3, size, size) for _ in range(method.num_views)], torch.arange(8))  # moves statistics
-        state = dict.fromkeys(checkpoint.PARTS) | {"config": config.to_dict(), "method": method.state_dict()}
-        state |= {"step": 7, "samples": 24, "rng": [None]}
         folder = tmp_path_factory.mktemp("run")
         (folder / "checkpoints").mkdir()
-        checkpoint.save_checkpoint(folder / "checkpoints" / "last.ckpt", state)
+        write_checkpoint(folder / "checkpoints" / "last.ckpt", config, method, samples=24, step=7)
         return folder, method.backbone.eval()
 
     return make

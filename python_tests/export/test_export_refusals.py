@@ -276,7 +276,7 @@ def test_without_safetensors_one_sentence_says_what_to_install(small_run, tmp_pa
 
 def test_a_backbone_of_two_networks_is_refused(make_run, tmp_path):
     folder, _ = make_run("cifar10_cmc_ring", "data.name=digits", "method.num_samples=4")
-    with pytest.raises(UsageError, match=r"method\.name=cmc trains LabBackbone, and the formats are for one ResNet"):
+    with pytest.raises(UsageError, match=r"method\.name=cmc has trained LabBackbone, where one ResNet"):
         export_checkpoint(folder, "torchvision", tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 

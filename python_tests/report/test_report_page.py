@@ -8,6 +8,7 @@ import statistics
 import pytest
 
 from iecl_fast.cli import main
+from iecl_fast.engine.checkpoint import load_checkpoint, save_checkpoint
 from iecl_fast.report import page as module
 from report_pages import Page
 
@@ -122,8 +123,6 @@ def test_a_single_run_without_anything_but_its_configuration(make_report, copy):
 
 
 def test_data_that_is_gone_costs_only_its_sections(make_report, copy, images, tmp_path):
-    from iecl_fast.engine.checkpoint import load_checkpoint, save_checkpoint
-
     folder = copy("moco")
     state = load_checkpoint(folder / "checkpoints" / "last.ckpt")
     state["config"]["data"]["name"] = str(tmp_path / "gone")
@@ -131,6 +130,15 @@ def test_data_that_is_gone_costs_only_its_sections(make_report, copy, images, tm
     page = Page(make_report(folder))
     assert any("gone" in text and "cannot be looked at" in text for _, text in page.named("p", "warning"))
     assert page.section("curves") and not page.section("neighbours")
+
+
+def test_a_checkpoint_from_before_a_setting_of_the_evaluation_will_do(make_report, copy):
+    folder = copy("moco")
+    state = load_checkpoint(folder / "checkpoints" / "last.ckpt")
+    state["config"]["evaluate"]["linear_nothing"] = 1
+    save_checkpoint(folder / "checkpoints" / "last.ckpt", state)
+    page = Page(make_report(folder))
+    assert page.named("p", "warning") == [] and page.section("neighbours")
 
 
 def test_an_existing_file_is_not_overwritten(runs, tmp_path, monkeypatch, capsys):

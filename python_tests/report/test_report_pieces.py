@@ -125,7 +125,7 @@ def test_an_evaluation_shows_classes_and_confusions(tmp_path):
     assert counts == [str(count) for row in confusion for count in row]
     assert "fox as dog, 50.0 %; <cat> as dog, 20.0 %; dog as <cat>, 10.0 %" in page.text
     assert [text for _, text in page.named("span", "name")] == ["fox", "<cat>", "dog"]  # the worst first
-    assert "0.73" in page.text and "linear_class_top1" not in page.text
+    assert "73.0 %" in page.text and "linear_class_top1" not in page.text
 
 
 def test_confusions_of_many_classes_are_a_picture(tmp_path):
