@@ -16,7 +16,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 def test_stopped_and_resumed_without_it(tmp_path, capsys):
     folder, metrics = tmp_path / "run", tmp_path / "run" / "metrics.csv"
-    run = ["pretrain", "--output", str(folder), *SMALL_RUN, "trainer.epochs=20"]
+    run = ["pretrain", "--output", str(folder), *SMALL_RUN, "trainer.epochs=12"]
     with subprocess.Popen([*TORCHRUN, "-m", "iecl_fast.cli", *run], stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 300
         while not (metrics.exists() and len(read_metrics(metrics)) >= 3):
@@ -27,10 +27,10 @@ def test_stopped_and_resumed_without_it(tmp_path, capsys):
     assert process.returncode != 0
     state = load_checkpoint(folder / "checkpoints" / "last.ckpt")
     step = state["step"]
-    assert re.search(rf"stopped by SIGTERM after step {step} of 120", errors), errors
-    assert 3 <= step < 120 and len(state["rng"]) == 2
+    assert re.search(rf"stopped by SIGTERM after step {step} of 72", errors), errors
+    assert 3 <= step < 72 and len(state["rng"]) == 2
     assert read_metrics(metrics)[-1]["step"] == step
 
     assert main(["pretrain", "--resume", str(folder)]) == 0
     assert "linear probe" in capsys.readouterr().out
-    assert [row["step"] for row in read_metrics(metrics)] == list(range(1, 121))
+    assert [row["step"] for row in read_metrics(metrics)] == list(range(1, 73))
