@@ -17,12 +17,14 @@ Contrastive pretraining of image encoders, with Ring negatives.
   iecl-fast pretrain              train an encoder on handwritten digits: two minutes, no download
   iecl-fast evaluate knn --checkpoint runs/NAME
   iecl-fast sweep cifar10_moco_v2 iecl_cifar10 --seeds 3      several recipes and seeds, and a table
+  iecl-fast export runs/NAME --format torchvision              the encoder for other libraries
+  iecl-fast report runs/NAME      one HTML page over runs: accuracies, curves, neighbours, features
   iecl-fast doctor                what was built, and what is used
 
 Each of them explains itself: iecl-fast pretrain --help
 """
 
-COMMANDS = ("pretrain", "evaluate", "sweep", "doctor")
+COMMANDS = ("pretrain", "evaluate", "sweep", "report", "export", "doctor")
 
 
 def main(argv=None):

@@ -177,13 +177,16 @@ def effective_rank(features: Tensor) -> Tensor:
     """
     rows = _rows(features, "features", least=2)
     with torch.autocast(rows.device.type, enabled=False):
-        values = torch.linalg.svdvals(rows - rows.mean(dim=0))
+        centred = rows - rows.mean(dim=0)
+        finite = centred.isfinite().all()
+        values = torch.linalg.svdvals(torch.where(finite, centred, 0.0))  # which raises on others
         total = values.sum()
         # The rounding errors of a large mean are no spread.
         rounding = torch.finfo(rows.dtype).eps * torch.linalg.vector_norm(rows)
         nothing = total <= 4 * math.sqrt(min(rows.shape)) * rounding
         shares = values / torch.where(nothing, torch.ones_like(total), total)
-        return torch.where(nothing, torch.zeros_like(total), torch.special.entr(shares).sum().exp())
+        rank = torch.where(nothing, torch.zeros_like(total), torch.special.entr(shares).sum().exp())
+        return torch.where(finite, rank, torch.nan)
 
 
 def _log_det(matrix: Tensor, noise_floor: float) -> Tensor:

@@ -153,8 +153,8 @@ class MemoryBank(nn.Module):
         """Move the entries of a batch: ``entry = unit(momentum * entry + (1 - momentum) * key)``.
 
         An index that comes more than once takes its last key, counted in rank order, and moves once. Where the mixture
-        has no direction, as between opposite keys, the entry stays as it was. Call it once a step and after the loss,
-        on every rank: it is a collective under ``torch.distributed``.
+        has no direction, as between opposite keys or where one is not finite, the entry stays as it was. Call it once a
+        step and after the loss, on every rank: it is a collective under ``torch.distributed``.
 
         Args:
             keys: (N, C), floating point, any N. Converted to the bank's dtype; no gradient is kept.
@@ -190,7 +190,8 @@ def move_entries(entries: Tensor, keys: Tensor, index: Tensor, momentum: float) 
     old = entries[index]
     mixture = momentum * old + (1 - momentum) * keys[last]
     norms = torch.linalg.vector_norm(mixture, dim=1, keepdim=True)
-    entries.index_copy_(0, index, torch.where(norms > 1e-12, mixture / norms, old))
+    has_direction = (norms > 1e-12) & (norms < torch.inf)
+    entries.index_copy_(0, index, torch.where(has_direction, mixture / norms, old))
 
 
 def check_sizes(num_items: int, dim: int, momentum: float) -> None:
@@ -203,6 +204,10 @@ def check_sizes(num_items: int, dim: int, momentum: float) -> None:
 
 def check_index(index: Tensor, count: int, num_items: int) -> None:
     _check_integers(index, "index", count)
+    if torch.compiler.is_compiling():  # the graph looks when it runs
+        inside = ((index >= 0) & (index < num_items)).all()
+        torch._assert_async(inside, f"index must lie in 0..{num_items - 1}")
+        return
     # A GPU's indices are not read: that would wait for it, and its own indexing checks them.
     if index.device.type == "cpu" and index.numel() and not 0 <= index.min() <= index.max() < num_items:
         wrong = index[(index < 0) | (index >= num_items)][0]

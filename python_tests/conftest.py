@@ -1,12 +1,31 @@
+import re
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# A busy machine may take any time for one example; the examples are the same in every run.
-settings.register_profile(
-    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+# A busy machine may take any time for one example.
+_common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+# The examples are the same in every run, and few.
+settings.register_profile("steady", **_common, derandomize=True, database=None, max_examples=50, stateful_step_count=15)
+# Others in every run, and many: for a night. What fails is kept in .hypothesis and tried first the next time.
+settings.register_profile("long", **_common, max_examples=2000, print_blob=True)
 settings.load_profile("steady")
+
+_examples = {"passed": 0, "tests": 0}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Hypothesis says of each test how many examples passed in each of its phases."""
+    passed = re.findall(r"(\d+) passing examples", getattr(item, "hypothesis_statistics", ""))
+    _examples["passed"] += sum(map(int, passed))
+    _examples["tests"] += bool(passed)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if settings.get_current_profile_name() == "long":
+        terminalreporter.write_line(f"{_examples['passed']} examples passed in {_examples['tests']} tests")
 
 
 @pytest.fixture

@@ -6,16 +6,21 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-TIMEOUT = datetime.timedelta(seconds=120)  # a rank that died must not keep the others waiting
+TIMEOUT = datetime.timedelta(seconds=300)  # a rank that died must not keep the others waiting
 
 
-def _run(rank, function, world_size, folder, args):
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
-    try:
-        return function(rank, *args)
-    finally:
-        dist.destroy_process_group()
+def _run(rank, function, world_sizes, folder, args):
+    results = {}
+    for size in world_sizes:
+        if rank >= size:
+            continue
+        store = f"file://{folder}/store{size}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        try:
+            results[size] = function(rank, *args)
+        finally:
+            dist.destroy_process_group()
+    return results
 
 
 def _run_child(child, *arguments):
@@ -23,15 +28,28 @@ def _run_child(child, *arguments):
     torch.save(_run(child + 1, *arguments), f"{arguments[2]}/result{child + 1}.pt")
 
 
-def run_on_ranks(function, folder, *args, world_size=2):
-    """What ``function(rank, *args)`` returned on each rank, in a list.
+def run_on_group_sizes(function, folder, *args, world_sizes):
+    """What ``function(rank, *args)`` returned on each rank in groups of several sizes, one after the other.
 
-    Rank 0 is this process, so that coverage sees it; the others are spawned. `function` lives at module level and its
-    results are made of tensors. `folder` is the test's own.
+    Rank 0 is this process, so that coverage sees it; the others are spawned, once. `function` lives at module level and
+    its results are made of tensors. `folder` is the test's own.
+
+    Returns:
+        dict from size to the list of the ranks' results.
     """
-    arguments = (function, world_size, folder, args)
-    children = torch.multiprocessing.spawn(_run_child, arguments, nprocs=world_size - 1, join=False)
-    results = [_run(0, *arguments)]
-    while not children.join():
-        pass
-    return results + [torch.load(folder / f"result{rank}.pt") for rank in range(1, world_size)]
+    arguments = (function, world_sizes, folder, args)
+    children = torch.multiprocessing.spawn(_run_child, arguments, nprocs=max(world_sizes) - 1, join=False)
+    try:
+        results = [_run(0, *arguments)]
+        while not children.join():
+            pass
+    finally:
+        for process in children.processes:  # after an error here they would wait for this rank
+            process.kill()
+    results += [torch.load(folder / f"result{rank}.pt") for rank in range(1, max(world_sizes))]
+    return {size: [result[size] for result in results[:size]] for size in world_sizes}
+
+
+def run_on_ranks(function, folder, *args, world_size=2):
+    """The same for one group: a list."""
+    return run_on_group_sizes(function, folder, *args, world_sizes=(world_size,))[world_size]

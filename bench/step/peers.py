@@ -23,6 +23,7 @@ from iecl_fast.ssl import (
 
 DIM, TEMPERATURE = 128, 0.2  # MoCo v2
 LOWER, UPPER = 90, 99
+INTERVAL = 8  # steps from one with the information terms to the next
 
 
 @dataclass(frozen=True)
@@ -103,27 +104,38 @@ METHODS: dict[str, dict[str, Callable[[Setting], Method]]] = {
         "+ all three": lambda setting: moco(setting, ring=ring(), spectral=True, saib=setting.saib()),
         "IE-CL with Ring": lambda setting: iecl(setting, ring=ring(), saib=setting.saib()),
     },
+    f"moco, {INTERVAL} steps": {
+        "plain": moco,
+        "+ all three": lambda setting: moco(
+            setting, ring=ring(), spectral=True, saib=setting.saib(), terms_interval=INTERVAL
+        ),
+        "IE-CL with Ring": lambda setting: iecl(setting, ring=ring(), saib=setting.saib(), terms_interval=INTERVAL),
+    },
     "simclr": _forms(SimCLR),
     "byol": _forms(BYOL),
     "simsiam": _forms(SimSiam),
 }
 
 
-def step(build: Callable[[Setting], Method], setting: Setting) -> Callable[[], Tensor]:
-    """Forward, backward, optimiser and after_step; returns the loss."""
+def training(name: str, form: str, setting: Setting) -> Callable[[], Tensor]:
+    """One step of an entry of ``METHODS``, or as many as its name says: forward, backward, optimiser and after_step.
+    Returns the last loss.
+    """
     torch.manual_seed(0)
-    method = build(setting).to(setting.device)
+    method = METHODS[name][form](setting).to(setting.device)
+    count = INTERVAL if name.endswith(" steps") else 1
     optimizer = torch.optim.SGD(method.parameter_groups(1e-4), lr=1e-3, momentum=0.9)
     views = [setting.images() for _ in range(method.num_views)]
 
     def run() -> Tensor:
-        with setting.autocast():
-            losses = method(views)
-        loss = sum(losses.values())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        method.after_step()
+        for _ in range(count):
+            with setting.autocast():
+                losses = method(views)
+            loss = sum(losses.values())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            method.after_step()
         return loss.detach()
 
     return run

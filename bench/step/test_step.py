@@ -19,7 +19,7 @@ def test_step(benchmark, method, form):
     benchmark.group = f"{method}, {SETTING}"
     # Without benchmarking only whether it runs is asked.
     setting = replace(SETTING, stem="imagenet", n=4) if benchmark.disabled else SETTING
-    function = peers.step(peers.METHODS[method][form], setting)
+    function = peers.training(method, form, setting)
     if SETTING.device == "cuda":
         function = synchronised(function)
     assert benchmark.pedantic(function, rounds=3, warmup_rounds=1).isfinite()

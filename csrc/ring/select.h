@@ -34,7 +34,7 @@ std::vector<int64_t> row_range(int64_t begin, int64_t end);
 
 // Memory that a census takes for each query: of its undecided alone, or of all members too (see keep_members).
 double census_bytes(const Problem& problem, bool members_too);
-// How many queries to do together so that what is kept for them stays within about 16 MiB.
+// How many queries to do together so that what is kept for them stays within about 20 MiB.
 int64_t rows_within(double bytes_per_row);
 
 // Calls run(rows, bracketed) until all queries are done, as many at a time as their memory allows. run() returns the rows
@@ -59,23 +59,14 @@ struct Brackets {
 
 constexpr int64_t kSampleTile = 192;
 
-// One key from each of `size` equal cells, packed for the product with queries.
-class KeySample {
- public:
-  KeySample(const Matrix& keys, int64_t size, ParallelFor parallel);
+// One key from each of `size` equal cells, ascending.
+std::vector<uint32_t> sample_keys(int64_t num_keys, int64_t size);
 
-  // visit(first, count, similarity) for parts of the sample: similarity[i * kTile + k] of the group's i-th query with
-  // the sampled key first + k.
-  void similarities(const QueryBlock& block, int64_t group,
-                    const std::function<void(int64_t first, int count, const float* similarity)>& visit) const;
-
-  const std::vector<uint32_t>& indices() const { return indices_; }
-  int64_t size() const { return static_cast<int64_t>(indices_.size()); }
-
- private:
-  std::vector<uint32_t> indices_;
-  std::vector<std::unique_ptr<KeyTile>> tiles_;
-};
+// visit(row, first, count, similarity): similarity[k] of the block's row, which may be one of its padding, with the
+// sampled key first + k. From several threads, for different keys; tile by tile, so that no packed sample is held.
+using SampleVisit = std::function<void(int64_t row, int64_t first, int count, const float* similarity)>;
+void visit_sample(const Matrix& keys, const std::vector<uint32_t>& indices, const QueryBlock& block,
+                  ParallelFor parallel, const SampleVisit& visit);
 
 // A window for each query of the block, by the order of the sample. A sample of no keys leaves everything undecided.
 std::vector<Window> windows_between(const Problem& problem, const QueryBlock& block, int64_t sample_size,
@@ -125,7 +116,8 @@ class Census {
       for (int i = 0; i < rows; ++i) {
         const int count = counts_[tile * block_.size() + group * group_size_ + i];
         if (count == 0) continue;
-        visit(i, chunks_.first_key(tile), count, log.similarity.get() + at, log.position.get() + at);
+        at = Log::place(at, count);
+        visit(i, chunks_.first_key(tile), count, log.similarity(at), log.position(at));
         at += count;
       }
     }
@@ -146,9 +138,10 @@ class Census {
       for (int64_t row = group * group_size_; row < end; ++row) {
         const int count = counts_[tile * block_.size() + row];
         if (count == 0) continue;
+        at = Log::place(at, count);
         Members members = room();
-        tile_kernels().filter(log.similarity.get() + at, log.position.get() + at, count,
-                              static_cast<uint32_t>(chunks_.first_key(tile)), boundaries[row].lower, boundaries[row].upper, members);
+        tile_kernels().filter(log.similarity(at), log.position(at), count, static_cast<uint32_t>(chunks_.first_key(tile)),
+                              boundaries[row].lower, boundaries[row].upper, members);
         if (members.count > 0) visit(row, members);
         at += count;
       }
@@ -156,14 +149,25 @@ class Census {
   }
 
  private:
-  // The undecided of a chunk: tile by tile, in each row by row, in each by ascending position.
+  // The undecided of a chunk: tile by tile, in each row by row, in each by ascending position. In pieces, so that a chunk
+  // which holds far more than others, as with many equal keys, never has to be copied to grow. No row's entries of a
+  // tile are divided: place() tells where they begin, for those that write and those that read.
   struct Log {
-    AlignedFloats similarity;
-    std::unique_ptr<uint16_t[]> position;  // in the tile
+    static constexpr size_t kPiece = 16384;  // entries
+    struct Piece {
+      AlignedArray<float> similarity{kPiece};
+      AlignedArray<uint16_t> position{kPiece};  // in the tile
+    };
+    std::vector<Piece> pieces;
     size_t size = 0;
-    size_t capacity = 0;
 
-    void append(const Members& members, size_t expected);
+    // Where `count` entries go that follow the first `at`: readers and writers go up to kSlack past the end.
+    static size_t place(size_t at, int count) {
+      return at % kPiece + count + 2 * kSlack > kPiece ? (at / kPiece + 1) * kPiece : at;
+    }
+    float* similarity(size_t at) const { return pieces[at / kPiece].similarity.get() + at % kPiece; }
+    uint16_t* position(size_t at) const { return pieces[at / kPiece].position.get() + at % kPiece; }
+    void append(const Members& members);
   };
 
   size_t begin(int64_t tile, int64_t group) const;
@@ -173,7 +177,6 @@ class Census {
   const QueryBlock& block_;
   const Chunks& chunks_;
   const int64_t group_size_;
-  const size_t expected_;  // entries of a log
   std::vector<Log> logs_;           // [chunks]
   std::vector<Tally> tallies_;      // [chunks, rows]
   std::vector<uint16_t> counts_;     // [tiles, rows] how many of a row's entries are in the log,

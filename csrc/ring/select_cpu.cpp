@@ -8,7 +8,7 @@
 namespace iecl_fast::ring {
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{16} << 20;  // for what a block keeps of its queries
+constexpr int64_t kBlockBytes = int64_t{20} << 20;  // for what a block keeps of its queries
 constexpr int64_t kUnsampled = 4096;  // so few keys are all recorded
 constexpr int64_t kEntryBytes = sizeof(float) + sizeof(uint16_t);
 // Half-widths of a bracket in standard deviations: both boundaries are inside for all but one in 10,000 queries.
@@ -56,16 +56,6 @@ uint64_t mix(uint64_t value) {  // splitmix64
   return value ^ (value >> 31);
 }
 
-// One key from each of `size` equal cells, at a hashed place: neither sorted nor periodic queues can fool it.
-std::vector<uint32_t> sample_keys(int64_t num_keys, int64_t size) {
-  std::vector<uint32_t> sample(size);
-  for (int64_t cell = 0; cell < size; ++cell) {
-    const int64_t begin = cell * num_keys / size, end = (cell + 1) * num_keys / size;
-    sample[cell] = static_cast<uint32_t>(begin + static_cast<int64_t>(mix(cell) % static_cast<uint64_t>(end - begin)));
-  }
-  return sample;
-}
-
 bool excludes_one(const Problem& problem, int64_t row) { return problem.exclude && problem.exclude[row] >= 0; }
 // Whether candidates lie below or above a query's ring.
 bool below(const Problem& problem, int64_t row) { return problem.range(row).lower > 0; }
@@ -107,10 +97,14 @@ int64_t rows_within(double bytes_per_row) {
 
 void for_each_block(const Problem& problem, double bytes_per_row,
                     const std::function<std::vector<int64_t>(const std::vector<int64_t>&, bool)>& run) {
-  const int64_t size = rows_within(bytes_per_row);
+  const int64_t num_rows = problem.query.rows, group_size = tile_kernels().group;
+  // As few blocks as memory allows, but all of a size: a short last one would read the keys for little.
+  const int64_t most = rows_within(bytes_per_row), blocks = (num_rows + most - 1) / most;
+  const int64_t groups = (num_rows + blocks * group_size - 1) / std::max<int64_t>(blocks * group_size, 1);
+  const int64_t size = std::min(most, groups * group_size);
   std::vector<int64_t> missed;
-  for (int64_t begin = 0; begin < problem.query.rows; begin += size) {
-    const std::vector<int64_t> some = run(row_range(begin, std::min(begin + size, problem.query.rows)), true);
+  for (int64_t begin = 0; begin < num_rows; begin += size) {
+    const std::vector<int64_t> some = run(row_range(begin, std::min(begin + size, num_rows)), true);
     missed.insert(missed.end(), some.begin(), some.end());
   }
   const int64_t unbracketed = rows_within(static_cast<double>(problem.keys.rows) * kEntryBytes);
@@ -121,23 +115,34 @@ void for_each_block(const Problem& problem, double bytes_per_row,
   }
 }
 
-KeySample::KeySample(const Matrix& keys, int64_t size, ParallelFor parallel)
-    : indices_(sample_keys(keys.rows, size)), tiles_((size + kSampleTile - 1) / kSampleTile) {
-  parallel(static_cast<int64_t>(tiles_.size()), [&](int64_t part) {
-    const int64_t first = part * kSampleTile;
-    tiles_[part] = std::make_unique<KeyTile>(keys, kSampleTile);
-    tiles_[part]->gather(indices_.data() + first, static_cast<int>(std::min(kSampleTile, size - first)));
-  });
+// At a hashed place of each cell: neither sorted nor periodic queues can fool it.
+std::vector<uint32_t> sample_keys(int64_t num_keys, int64_t size) {
+  std::vector<uint32_t> sample(size);
+  for (int64_t cell = 0; cell < size; ++cell) {
+    const int64_t begin = cell * num_keys / size, end = (cell + 1) * num_keys / size;
+    sample[cell] = static_cast<uint32_t>(begin + static_cast<int64_t>(mix(cell) % static_cast<uint64_t>(end - begin)));
+  }
+  return sample;
 }
 
-void KeySample::similarities(
-    const QueryBlock& block, int64_t group,
-    const std::function<void(int64_t first, int count, const float* similarity)>& visit) const {
-  const AlignedFloats similarity(kMaxGroup * kTile);
-  for (size_t part = 0; part < tiles_.size(); ++part) {
-    tiles_[part]->similarities(block, group, 1, similarity.get(), {});
-    visit(static_cast<int64_t>(part) * kSampleTile, tiles_[part]->count(), similarity.get());
-  }
+void visit_sample(const Matrix& keys, const std::vector<uint32_t>& indices, const QueryBlock& block,
+                  ParallelFor parallel, const SampleVisit& visit) {
+  const auto size = static_cast<int64_t>(indices.size());
+  const int group_size = tile_kernels().group;
+  parallel((size + kSampleTile - 1) / kSampleTile, [&](int64_t part) {
+    const int64_t first = part * kSampleTile;
+    const int count = static_cast<int>(std::min(kSampleTile, size - first));
+    KeyTile tile(keys, kSampleTile);
+    tile.gather(indices.data() + first, count);
+    const AlignedFloats similarity(kBatch * kMaxGroup * kTile);
+    for (int64_t group = 0; group < block.groups; group += kBatch) {
+      const auto groups = static_cast<int>(std::min<int64_t>(kBatch, block.groups - group));
+      tile.similarities(block, group, groups, similarity.get(), {});
+      for (int64_t i = 0; i < groups * group_size; ++i) {
+        visit(group * group_size + i, first, count, similarity.get() + i * kTile);
+      }
+    }
+  });
 }
 
 std::vector<Window> windows_between(const Problem& problem, const QueryBlock& block, int64_t sample_size,
@@ -153,21 +158,19 @@ std::vector<Window> windows_between(const Problem& problem, const QueryBlock& bl
   }
   if (!any || sample_size == 0) return windows;
 
-  // The sample, packed once; then each group of queries by itself, its similarities in the second-level cache.
-  const KeySample sample(problem.keys, sample_size, parallel);
-  const std::vector<uint32_t>& indices = sample.indices();
+  // The order-preserving keys of the sample, then each row by itself.
+  const std::vector<uint32_t> indices = sample_keys(problem.keys.rows, sample_size);
   const int group_size = tile_kernels().group;
   const int64_t stride = (sample_size + kSampleTile - 1) / kSampleTile * kSampleTile;
+  const AlignedArray<int32_t> keys(block.padded_size() * stride + kSlack);
+  visit_sample(problem.keys, indices, block, parallel,
+               [&](int64_t row, int64_t first, int count, const float* similarity) {
+                 tile_kernels().order_keys(similarity, count, keys.get() + row * stride + first);
+               });
   parallel(block.groups, [&](int64_t group) {
-    const std::unique_ptr<int32_t[]> keys(new int32_t[group_size * stride + kSlack]);
-    sample.similarities(block, group, [&](int64_t first, int count, const float* similarity) {
-      for (int i = 0; i < group_size; ++i) {
-        tile_kernels().order_keys(similarity + i * kTile, count, keys.get() + i * stride + first);
-      }
-    });
     const int64_t end = std::min<int64_t>((group + 1) * group_size, block.size());
     for (int64_t row = group * group_size; row < end; ++row) {
-      int32_t* row_keys = keys.get() + row % group_size * stride;
+      int32_t* row_keys = keys.get() + row * stride;
       if (excludes_one(problem, block.rows[row])) {
         // No candidate, so below all of them: every rank of a candidate moves up by one.
         const auto excluded = static_cast<uint32_t>(problem.exclude[block.rows[row]]);
@@ -217,33 +220,22 @@ Census::Census(const Problem& problem, const QueryBlock& block, const Chunks& ch
       block_(block),
       chunks_(chunks),
       group_size_(tile_kernels().group),
-      expected_(static_cast<size_t>(expected_undecided(problem) * 1.1 * static_cast<double>(block.size() / chunks.count))),
       logs_(chunks.count),
       tallies_(chunks.count * block.size()),
       counts_(chunks.tiles * block.size()),
       begins_(chunks.tiles * block.groups) {}
 
-void Census::Log::append(const Members& members, size_t expected) {
-  if (size + members.count + 2 * kSlack > capacity) {
-    const size_t larger = std::max<size_t>(2 * capacity, expected + 2 * kTile);
-    AlignedFloats similarities(larger);
-    std::unique_ptr<uint16_t[]> positions(new uint16_t[larger]);
-    if (size > 0) {
-      std::memcpy(similarities.get(), similarity.get(), size * sizeof(float));
-      std::memcpy(positions.get(), position.get(), size * sizeof(uint16_t));
-    }
-    similarity = std::move(similarities);
-    position = std::move(positions);
-    capacity = larger;
-  }
-  // In pieces of a fixed size: these are copied without a loop or a call.
-  float* to_similarity = similarity.get() + size;
-  uint16_t* to_position = position.get() + size;
+void Census::Log::append(const Members& members) {
+  const size_t at = place(size, members.count);
+  if (at / kPiece >= pieces.size()) pieces.emplace_back();
+  // In steps of a fixed size: these are copied without a loop or a call.
+  float* to_similarity = similarity(at);
+  uint16_t* to_position = position(at);
   for (int begin = 0; begin < members.count; begin += kSlack) {
     std::memcpy(to_similarity + begin, members.value + begin, kSlack * sizeof(float));
     for (int i = begin; i < begin + kSlack; ++i) to_position[i] = static_cast<uint16_t>(members.position[i]);
   }
-  size += members.count;
+  size = at + members.count;
 }
 
 void Census::record(int64_t chunk, int64_t row, const RowTile& tile, int reached, int certain,
@@ -256,7 +248,7 @@ void Census::record(int64_t chunk, int64_t row, const RowTile& tile, int reached
     begins_[number * block_.groups + row / group_size_] = static_cast<uint32_t>(logs_[chunk].size);
   }
   counts_[number * block_.size() + row] = static_cast<uint16_t>(undecided.count);
-  if (undecided.count > 0) logs_[chunk].append(undecided, expected_);
+  if (undecided.count > 0) logs_[chunk].append(undecided);
 }
 
 void Census::take(const std::vector<Window>& windows, ParallelFor parallel) {
@@ -299,12 +291,15 @@ std::vector<int64_t> Census::resolve_group(int64_t group, const std::vector<Wind
     next[i] = keys[i].get();
   }
   for (int64_t tile = 0; tile < chunks_.tiles; ++tile) {
-    const float* similarity = logs_[chunks_.chunk_of(tile)].similarity.get() + begin(tile, group);
+    const Log& log = logs_[chunks_.chunk_of(tile)];
+    size_t at = begin(tile, group);
     for (int i = 0; i < rows; ++i) {
       const int count = counts_[tile * num_rows + first + i];
-      tile_kernels().order_keys(similarity, count, next[i]);
+      if (count == 0) continue;
+      at = Log::place(at, count);
+      tile_kernels().order_keys(log.similarity(at), count, next[i]);
       next[i] += count;
-      similarity += count;
+      at += count;
     }
   }
 
@@ -350,7 +345,7 @@ Census::Tally Census::total(int64_t row) const {
   return total;
 }
 
-// Where a group's entries of a tile begin in the log; chunks without any have no log.
+// How long the log was before a group's entries of a tile.
 size_t Census::begin(int64_t tile, int64_t group) const { return begins_[tile * block_.groups + group]; }
 
 // Index of the key of a row's undecided entry, given its position among the row's.
@@ -361,9 +356,12 @@ uint32_t Census::index(int64_t group, int row_in_group, int64_t position) const 
       position -= counts[row_in_group];
       continue;
     }
-    const size_t earlier = std::accumulate(counts, counts + row_in_group, size_t{0});
-    const Log& log = logs_[chunks_.chunk_of(tile)];
-    return static_cast<uint32_t>(chunks_.first_key(tile)) + log.position[begin(tile, group) + earlier + position];
+    size_t at = begin(tile, group);
+    for (int row = 0; row < row_in_group; ++row) {
+      if (counts[row] > 0) at = Log::place(at, counts[row]) + counts[row];
+    }
+    const uint16_t* positions = logs_[chunks_.chunk_of(tile)].position(Log::place(at, counts[row_in_group]));
+    return static_cast<uint32_t>(chunks_.first_key(tile)) + positions[position];
   }
 }
 

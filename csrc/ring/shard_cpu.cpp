@@ -32,16 +32,10 @@ struct Lists {
 void shard_sample_cpu(const Matrix& query, const Matrix& keys, int64_t size, float* similarities,
                       ParallelFor parallel) {
   const QueryBlock block(query, row_range(0, query.rows));
-  const KeySample sample(keys, size, parallel);
-  const int64_t group_size = tile_kernels().group;
-  parallel(block.groups, [&](int64_t group) {
-    const int64_t begin = group * group_size, end = std::min(begin + group_size, block.size());
-    sample.similarities(block, group, [&](int64_t first, int count, const float* part) {
-      for (int64_t row = begin; row < end; ++row) {
-        std::copy_n(part + (row - begin) * kTile, count, similarities + row * size + first);
-      }
-    });
-  });
+  visit_sample(keys, sample_keys(keys.rows, size), block, parallel,
+               [&](int64_t row, int64_t first, int count, const float* part) {
+                 if (row < block.size()) std::copy_n(part, count, similarities + row * size + first);
+               });
 }
 
 ShardWindows shard_windows_cpu(const Problem& problem, const int64_t* centers, int64_t size, double deviations,

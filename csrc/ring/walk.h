@@ -15,19 +15,23 @@
 
 namespace iecl_fast::ring {
 
+void* allocate_aligned(int64_t bytes);
+
 // Uninitialised, aligned to a cache line.
-class AlignedFloats {
+template <class Element>
+class AlignedArray {
  public:
-  explicit AlignedFloats(int64_t count = 0) : data_(allocate(count)) {}
-  float* get() const { return data_.get(); }
+  explicit AlignedArray(int64_t count = 0)
+      : data_(static_cast<Element*>(allocate_aligned(count * static_cast<int64_t>(sizeof(Element))))) {}
+  Element* get() const { return data_.get(); }
 
  private:
   struct Free {
-    void operator()(float* data) const { std::free(data); }
+    void operator()(Element* data) const { std::free(data); }
   };
-  static float* allocate(int64_t count);
-  std::unique_ptr<float[], Free> data_;
+  std::unique_ptr<Element[], Free> data_;
 };
+using AlignedFloats = AlignedArray<float>;
 
 // The keys in tiles, and the tiles in chunks: a chunk is one task. They depend on the shape alone, never on the number of
 // threads or on which queries are done together, and with them the order of every sum.

@@ -8,9 +8,9 @@
 
 namespace iecl_fast::ring {
 
-float* AlignedFloats::allocate(int64_t count) {
+void* allocate_aligned(int64_t wanted) {
   constexpr size_t kLine = 64, kHugePage = size_t{1} << 21;
-  const size_t bytes = std::max<size_t>(count * sizeof(float), 1);
+  const size_t bytes = std::max<size_t>(wanted, 1);
   const size_t alignment = bytes < kHugePage ? kLine : kHugePage;
   void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   if (data == nullptr) throw std::bad_alloc();
@@ -18,7 +18,7 @@ float* AlignedFloats::allocate(int64_t count) {
   // Fresh memory costs a page fault every 4 KiB otherwise. A wish: it may fail.
   if (alignment == kHugePage) madvise(data, bytes, MADV_HUGEPAGE);
 #endif
-  return static_cast<float*>(data);
+  return data;
 }
 
 RowReader::RowReader(const Matrix& matrix, int max_rows) : matrix_(matrix), converted_(max_rows * matrix.columns) {}

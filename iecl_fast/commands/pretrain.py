@@ -1,6 +1,5 @@
 """``iecl-fast pretrain``."""
 
-import os
 import textwrap
 
 from iecl_fast.commands.words import Parser, check_torchvision, given, percent
@@ -23,6 +22,8 @@ examples:
   iecl-fast pretrain ring=null saib=null                      all keys are negatives, no block transforms a view
   iecl-fast pretrain --method byol                            another method, with what of the recipe it takes
   iecl-fast pretrain --resume runs/first                      go on with a run that was stopped
+  iecl-fast pretrain trainer.devices=4 --dry-run              what a run would be, without running it
+  torchrun --nproc-per-node 4 -m iecl_fast.cli pretrain       processes by torchrun, also on several machines
 
 recipes for --config (or a YAML file of yours with the same keys):
   {recipes}
@@ -61,9 +62,11 @@ def parser():
     )
     command.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
     command.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
+    command.add_argument("--compile", action="store_true", default=None, help="trainer.compile=true")
     command.add_argument("--seed", type=int, metavar="N", help="of weights, order and augmentations")
     command.add_argument("--output", metavar="DIR", help="run folder, a new one (default: runs/<method>-<data>-<time>)")
     command.add_argument("--resume", metavar="DIR", help="run folder to go on with, from its last checkpoint")
+    command.add_argument("--dry-run", action="store_true", help="print the effective settings as YAML and do nothing")
     command.add_argument("overrides", nargs="*", metavar="key.sub=value", help="any value of the configuration")
     return command
 
@@ -72,7 +75,9 @@ def run(arguments):
     check_torchvision()
     from iecl_fast.engine.config import for_method, merge, parse_override, read_recipe, resolve
     from iecl_fast.engine.folder import RunFolder
+    from iecl_fast.engine.plan import format_plan
     from iecl_fast.engine.pretrain import pretrain
+    from iecl_fast.engine.processes import is_first_process
 
     if arguments.resume is not None and arguments.output is not None:
         raise UsageError("--output is for a new run, --resume goes on in its own folder: give one of them")
@@ -84,14 +89,20 @@ def run(arguments):
         mapping = for_method(mapping, arguments.method)
     named = {
         "data": {"name": arguments.data},
-        "trainer": {"epochs": arguments.epochs, "batch_size": arguments.batch_size},
+        "trainer": {"epochs": arguments.epochs, "batch_size": arguments.batch_size, "compile": arguments.compile},
         "seed": arguments.seed,
         "output": arguments.output,
     }
     for layer in (given(named), *map(parse_override, arguments.overrides)):
         mapping = merge(mapping, layer)
-    folder, result = pretrain(resolve(mapping), resume=arguments.resume)
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # the processes of other devices run this line too
+    config = resolve(mapping)
+    if arguments.dry_run:
+        plan = format_plan(config, arguments.resume)  # in every process: each has to refuse what it cannot do
+        if is_first_process():
+            print(plan, end="")
+        return
+    folder, result = pretrain(config, resume=arguments.resume)
+    if is_first_process():  # the processes of other devices run this line too
         print(format_result(result))
         print(f"\nEverything is in {folder.path}")
 

@@ -9,10 +9,13 @@ from iecl_fast.data.datasets import (
     dataset_info,
     default_root,
 )
+from iecl_fast.data.readable import Readable
+from iecl_fast.data.statistics import channel_statistics
 from iecl_fast.data.views import (
     GaussianBlur,
     ViewsDataset,
     evaluation_transform,
+    pixel_transform,
     training_transform,
     view_options,
 )
@@ -22,12 +25,15 @@ __all__ = [
     "DatasetInfo",
     "GaussianBlur",
     "LabelledImages",
+    "Readable",
     "ViewsDataset",
     "balanced_rows",
     "build_dataset",
+    "channel_statistics",
     "dataset_info",
     "default_root",
     "evaluation_transform",
+    "pixel_transform",
     "training_transform",
     "view_options",
 ]

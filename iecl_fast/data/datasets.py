@@ -15,11 +15,14 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import datasets
-from torchvision.datasets.folder import IMG_EXTENSIONS, pil_loader
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from iecl_fast.data.torchvision_sources import SOURCES, load_image, torchvision_source
 
 SPLITS = ("pretrain", "train", "test")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PHOTO_CROP_RATIO = 224 / 256
+READ_AT_MOST = 100
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class DatasetInfo:
     views: dict[str, Any] = field(default_factory=dict)
 
 
+def _photographs(num_classes: int) -> DatasetInfo:
+    return DatasetInfo(num_classes, 224, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=PHOTO_CROP_RATIO)
+
+
 # A mirrored digit is another sign, grey has no colour to jitter, and strokes two pixels wide do not survive a blur.
 DIGIT_VIEWS = {
     "crop_scale": (0.5, 1.0),
@@ -57,7 +64,15 @@ DATASETS: dict[str, DatasetInfo] = {
     "cifar10": DatasetInfo(10, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), views={"blur": 0.0}),
     "cifar100": DatasetInfo(100, 32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), views={"blur": 0.0}),
     "stl10": DatasetInfo(10, 96, (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713)),
-    "imagenet": DatasetInfo(1000, 224, IMAGENET_MEAN, IMAGENET_STD, crop_ratio=PHOTO_CROP_RATIO),
+    "imagenet": _photographs(1000),
+    "aircraft": _photographs(100),
+    "dtd": _photographs(47),
+    "flowers102": _photographs(102),
+    "food101": _photographs(101),
+    # A mirrored traffic sign or number is another one.
+    "gtsrb": DatasetInfo(43, 32, IMAGENET_MEAN, IMAGENET_STD, views={"flip": 0.0, "blur": 0.0}),
+    "pets": _photographs(37),
+    "svhn": DatasetInfo(10, 32, IMAGENET_MEAN, IMAGENET_STD, views={"flip": 0.0, "blur": 0.0}),
 }
 
 
@@ -79,14 +94,6 @@ class Digits(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return self.images[index], self.targets[index]
-
-
-def load_image(path: str) -> Image.Image:
-    """An RGB image. What is wrong with one is said together with its path, which Pillow does not always do."""
-    try:
-        return pil_loader(path)
-    except (OSError, SyntaxError) as error:
-        raise OSError(f"{path}: {error}") from None
 
 
 class ClassFolders(datasets.ImageFolder):
@@ -134,6 +141,10 @@ class LabelledImages(Dataset):
         self.rows = rows
         self.transform = transform
 
+    def subset(self, rows: Tensor) -> "LabelledImages":
+        """Some of these images, (M,) int64 of 0 .. N - 1, transformed as they are here."""
+        return LabelledImages(self, self.labels, self.classes, rows)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -161,8 +172,7 @@ def build_dataset(
     """A data set by its name, or from a folder.
 
     Args:
-        name: ``"digits"``, ``"cifar10"``, ``"cifar100"``, ``"stl10"``, ``"imagenet"``, or a folder with
-            ``train/<class>/`` and ``test/<class>/`` (or ``val/<class>/``).
+        name: one of ``DATASETS``, or a folder with ``train/<class>/`` and ``test/<class>/`` (or ``val/<class>/``).
         split: ``"train"`` or ``"test"``, labelled; or ``"pretrain"``, all that may be trained on without labels: for
             STL-10 also its 100,000 unlabelled images, for the others the same as ``"train"``.
         root: folder that holds the data sets; :func:`default_root` if None.
@@ -179,15 +189,14 @@ def build_dataset(
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     _check_name(name)
     root = default_root() if root is None else Path(root).expanduser()
-    if name == "digits":
-        source = Digits(train=split != "test")
-    elif name in ("cifar10", "cifar100", "stl10"):
-        source = _torchvision_source(name, split, root, download)
+    if name in SOURCES:
+        source, labels, classes = torchvision_source(name, split, root, download)
     else:
-        source = _folder_source(_tree(name, root), split)
-    labels = torch.as_tensor(source.labels if name == "stl10" else source.targets, dtype=torch.int64)
+        source = Digits(train=split != "test") if name == "digits" else _folder_source(_tree(name, root), split)
+        labels, classes = source.targets, source.classes
+    labels = torch.as_tensor(labels, dtype=torch.int64)
     rows = torch.arange(len(labels)) if limit is None else balanced_rows(labels, limit)
-    return LabelledImages(source, labels, source.classes, rows, transform)
+    return LabelledImages(source, labels, classes, rows, transform)
 
 
 def dataset_info(name: str, *, root: str | os.PathLike | None = None) -> DatasetInfo:
@@ -201,7 +210,7 @@ def dataset_info(name: str, *, root: str | os.PathLike | None = None) -> Dataset
         return DATASETS[name]
     tree = _tree(name, default_root() if root is None else Path(root).expanduser())
     source = _folder_source(tree, "train")
-    side = min(source[0][0].size)
+    side = min(_size_of_first(source))
     small = side <= 128
     return DatasetInfo(
         num_classes=len(source.classes),
@@ -213,16 +222,26 @@ def dataset_info(name: str, *, root: str | os.PathLike | None = None) -> Dataset
     )
 
 
-def balanced_rows(labels: Tensor, limit: int) -> Tensor:
+def _size_of_first(source: ClassFolders) -> tuple[int, int]:
+    """Of the first image that can be read, within reason: a whole folder of others is not looked through."""
+    for row in range(min(len(source), READ_AT_MOST)):
+        try:
+            return source[row][0].size
+        except OSError as error:
+            fault = error
+    raise fault
+
+
+def balanced_rows(labels: Tensor, limit: int, seed: int = 0) -> Tensor:
     """Choose ``limit`` rows so that the classes are as equally many as they can be: (N,) -> (limit,) int64, ascending.
 
-    A fixed shuffle orders the images of each class; the choice goes round the classes. With unlabelled images (-1) it
-    is a plain random choice.
+    A shuffle that depends on the seed alone orders the images of each class; the choice goes round the classes. With
+    unlabelled images (-1) it is a plain random choice.
     """
     if not 1 <= limit <= len(labels):
         raise ValueError(f"limit must lie in 1..{len(labels)}, the number of images, got {limit}")
     # numpy's RandomState is frozen: no later release draws another permutation.
-    order = torch.from_numpy(np.random.RandomState(0).permutation(len(labels)))
+    order = torch.from_numpy(np.random.RandomState(seed).permutation(len(labels)))
     if (labels < 0).any():
         return order[:limit].sort().values
     sorted_labels, by_class = torch.sort(labels[order], stable=True)
@@ -236,22 +255,6 @@ def _check_name(name: str) -> None:
     near = difflib.get_close_matches(name, DATASETS, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(f"data must be one of {', '.join(DATASETS)} or an existing folder, got {name!r}{hint}")
-
-
-def _torchvision_source(name: str, split: str, root: Path, download: bool) -> Dataset:
-    kind = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100, "stl10": datasets.STL10}[name]
-    if name == "stl10":
-        part = {"split": "train+unlabeled" if split == "pretrain" else split}
-    else:
-        part = {"train": split != "test"}
-    try:
-        return kind(root, **part, download=download)
-    except (RuntimeError, OSError) as error:  # torchvision's word for missing or damaged, a failed download
-        reason = f"could not be downloaded to {root} ({error})" if download else f"is not in {root}"
-        raise FileNotFoundError(
-            f"{name} {reason}: looked for {root / kind.base_folder}. Let torchvision fetch it with download=True "
-            f"(data.download=true on the command line), or name the folder that holds it as root (data.root=FOLDER)"
-        ) from error
 
 
 def _tree(name: str, root: Path) -> Path:

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image, ImageFilter
@@ -19,6 +19,8 @@ from torchvision.transforms import v2
 from iecl_fast.data.datasets import DatasetInfo
 
 BILINEAR = v2.InterpolationMode.BILINEAR
+# Each leaves out more than the one before.
+SETS = ("full", "no_gray", "no_color", "crop_only")
 
 
 class GaussianBlur(v2.Transform):
@@ -47,6 +49,7 @@ def training_transform(
     jitter_probability: float = 0.8,
     gray: float = 0.2,
     blur: float = 0.5,
+    set: Literal["full", "no_gray", "no_color", "crop_only"] = "full",
 ) -> v2.Transform:
     """One random view: an RGB PIL image of any size -> (3, ``image_size``, ``image_size``) float32, standardised.
 
@@ -63,6 +66,9 @@ def training_transform(
         jitter_probability: of any colour jitter at all.
         gray: probability of a view without colour.
         blur: probability of a Gaussian blur with a standard deviation of 0.1 to 2 pixels.
+        set: what remains of all these, to see how much a method depends on it (Grill et al. 2020, "Bootstrap Your Own
+            Latent", Fig. 3b): "full" is all, "no_gray" is without ``gray``, "no_color" without ``jitter`` too, and
+            "crop_only" leaves the crop alone.
 
     Raises:
         ValueError: a size, an area or a deviation that no image can have; what else torchvision refuses.
@@ -73,6 +79,14 @@ def training_transform(
         raise ValueError(f"crop_scale = {crop_scale} is not allowed: 0 < least <= greatest <= 1")
     if not all(value > 0 for value in std):
         raise ValueError(f"std = {std} is not allowed: positive numbers")
+    if set not in SETS:
+        raise ValueError(f"set = {set!r} is not allowed: one of {', '.join(SETS)}")
+    if set != "full":
+        gray = 0.0
+    if set in ("no_color", "crop_only"):
+        jitter_probability = 0.0
+    if set == "crop_only":
+        rotate = flip = blur = 0.0
     steps = [v2.RandomRotation(rotate, interpolation=BILINEAR)] if rotate else []
     if crop_scale == (1.0, 1.0):
         steps.append(v2.Resize((image_size, image_size)))
@@ -102,7 +116,16 @@ def evaluation_transform(
     The shorter side is resized to ``image_size / crop_ratio`` and the middle is cut out; ImageNet's usual 256 and 224
     are ``crop_ratio=0.875``.
     """
-    return v2.Compose([v2.Resize(round(image_size / crop_ratio)), v2.CenterCrop(image_size), *_standardise(mean, std)])
+    return v2.Compose([*_middle(image_size, crop_ratio), *_standardise(mean, std)])
+
+
+def pixel_transform(*, image_size: int, crop_ratio: float = 1.0) -> v2.Transform:
+    """What :func:`evaluation_transform` standardises, as uint8: (3, ``image_size``, ``image_size``)."""
+    return v2.Compose([*_middle(image_size, crop_ratio), v2.PILToTensor()])
+
+
+def _middle(image_size: int, crop_ratio: float) -> list[v2.Transform]:
+    return [v2.Resize(round(image_size / crop_ratio)), v2.CenterCrop(image_size)]
 
 
 def _standardise(mean: tuple[float, float, float], std: tuple[float, float, float]) -> list[v2.Transform]:

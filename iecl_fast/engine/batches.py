@@ -11,7 +11,9 @@ class EpochBatches(Sampler):
 
     The order is a permutation drawn from (seed, epoch) alone, so a run resumed in the middle of an epoch goes on with
     the batch that comes next. A short batch at the end is left out, unless it is the only one. With several ranks every
-    rank takes its part of each batch: the batches do not depend on their number.
+    rank takes its part of each batch, the first the first: the batches do not depend on the number of ranks, and rows
+    that are gathered in rank order are in the batch's order. (Of a data set that is smaller than a batch, ranks that
+    cannot share it equally leave up to ``world_size - 1`` images out.)
 
     Args:
         num_samples: images in the data set, at least 1.
@@ -33,9 +35,10 @@ class EpochBatches(Sampler):
     def __iter__(self):
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch))
         order = torch.randperm(self.num_samples, generator=generator)
+        part = self.batch_size // self.world_size
         for batch in range(self.start, self.start + len(self)):
-            rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            yield rows[self.rank :: self.world_size].tolist()
+            first = batch * self.batch_size + self.rank * part
+            yield order[first : first + part].tolist()
 
     def __len__(self):
         return self.num_samples // self.batch_size - self.start

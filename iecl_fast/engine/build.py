@@ -4,10 +4,19 @@ from contextlib import contextmanager
 
 import torch
 
-from iecl_fast.data import ViewsDataset, build_dataset, dataset_info, evaluation_transform, training_transform
+from iecl_fast.data import (
+    ViewsDataset,
+    balanced_rows,
+    build_dataset,
+    dataset_info,
+    evaluation_transform,
+    pixel_transform,
+    training_transform,
+)
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.ring import AdaptiveRingSchedule, RingSchedule, ring_ranks
 from iecl_fast.ssl import METHODS, accepts, build_backbone, build_lab_backbone, build_method
+from iecl_fast.ssl.batch_norm import sync_batch_norm
 
 
 @contextmanager
@@ -46,34 +55,68 @@ def training_views(config):
 
 def evaluation_data(config):
     """The labelled images, without random changes: the training part, the test part, the number of classes."""
-    data, views = config.data, config.views
+    data = config.data
     with _of_group("data"):
-        info = dataset_info(data.name, root=data.root)
-        transform = evaluation_transform(
-            image_size=views["image_size"], mean=views["mean"], std=views["std"], crop_ratio=info.crop_ratio
-        )
-        train = build_dataset(data.name, split="train", limit=data.limit, transform=transform, **_location(data))
-        test = build_dataset(data.name, split="test", transform=transform, **_location(data))
-    return train, test, info.num_classes
+        test = build_dataset(data.name, split="test", transform=_plain_view(config), **_location(data))
+    train = _labelled_images(config, _plain_view(config))
+    return train, test, len(train.classes)
+
+
+def labelled_views(config):
+    """The labelled training images, cropped and mirrored: items ([view], label, index)."""
+    kept = {name: config.views[name] for name in ("image_size", "mean", "std", "crop_scale", "rotate", "flip")}
+    transform = training_transform(**kept, jitter_probability=0.0, gray=0.0, blur=0.0)
+    return ViewsDataset(_labelled_images(config), transform, num_views=1, seed=config.seed)
 
 
 def probe_views(config):
-    """The labelled training images, cropped and mirrored, for a probe of the feature map; None where there is none."""
-    if config.evaluate.linear_features != "map":
-        return None
+    """What the linear probe computes features of in each epoch anew; None where they are computed once.
+
+    Feature maps are too large to be kept, so without crops they come from the images as they are.
+    """
+    protocol = config.evaluate.linear_protocol()
+    if protocol is not None and protocol.crops:
+        return labelled_views(config)
+    if protocol is not None and protocol.features == "map":
+        return ViewsDataset(_labelled_images(config), _plain_view(config), num_views=1, seed=config.seed)
+    return None
+
+
+def training_pixels(config):
+    """The training images as evaluation sees them, but not standardised: items (uint8 (3, H, W), label)."""
     data = config.data
     with _of_group("data"):
-        images = build_dataset(data.name, split="train", limit=data.limit, **_location(data))
-    kept = {name: config.views[name] for name in ("image_size", "mean", "std", "crop_scale", "rotate", "flip")}
-    transform = training_transform(**kept, jitter_probability=0.0, gray=0.0, blur=0.0)
-    return ViewsDataset(images, transform, num_views=1, seed=config.seed)
+        crop_ratio = dataset_info(data.name, root=data.root).crop_ratio
+        transform = pixel_transform(image_size=config.views["image_size"], crop_ratio=crop_ratio)
+        return build_dataset(data.name, split="train", limit=data.limit, transform=transform, **_location(data))
+
+
+def _labelled_images(config, transform=None):
+    """The training images whose labels are used."""
+    data, fraction = config.data, config.evaluate.labels
+    with _of_group("data"):
+        images = build_dataset(data.name, split="train", limit=data.limit, transform=transform, **_location(data))
+    if fraction == 1:
+        return images
+    chosen = max(len(images.labels.unique()), round(fraction * len(images)))
+    return images.subset(balanced_rows(images.labels, chosen, seed=config.seed))
+
+
+def _plain_view(config):
+    """The view without chance."""
+    views = config.views
+    with _of_group("data"):
+        crop_ratio = dataset_info(config.data.name, root=config.data.root).crop_ratio
+    return evaluation_transform(
+        image_size=views["image_size"], mean=views["mean"], std=views["std"], crop_ratio=crop_ratio
+    )
 
 
 def _location(data):
     return {"root": data.root, "download": data.download}
 
 
-def method(config, *, total_steps, batch_size, num_images):
+def method(config, *, total_steps, batch_size, num_images, world_size=1):
     """The method with its encoder, newly initialised from torch's random state.
 
     Args:
@@ -81,6 +124,7 @@ def method(config, *, total_steps, batch_size, num_images):
         total_steps: optimiser steps of the whole run, over which Ring's annealing is spread.
         batch_size: images of one forward pass on one device, all of which are this many.
         num_images: training images; methods with a memory bank keep an entry for each.
+        world_size: devices that train together.
     """
     options = dict(config.method)
     name = options.pop("name")
@@ -91,10 +135,9 @@ def method(config, *, total_steps, batch_size, num_images):
     options |= {key: value for key, value in known.items() if accepts(name, key)}
     ring = None
     if config.ring is not None:
-        # Of a memory bank all but the query's own entry; for SimCLR the other images of the batch, in both views.
-        others = num_images - 1 if accepts(name, "num_images") else 2 * batch_size - 2
         with _of_group("ring"):
-            ring = _ring_schedule(config.ring, options.get("num_keys", others), total_steps, steps_per_epoch)
+            candidates = ring_candidates(config, num_images, batch_size * world_size)
+            ring = _ring_schedule(config.ring, candidates, total_steps, steps_per_epoch)
     with _of_group("encoder"):
         encoder = (config.encoder.name, config.encoder.stem, config.encoder.width)
         if name == "cmc":  # looks at colours, so it has to undo the views' standardisation
@@ -104,7 +147,10 @@ def method(config, *, total_steps, batch_size, num_images):
     with _of_group("saib"):
         saib = None if config.saib is None else _saib(config.saib, config.views["image_size"], batch_size)
     with _of_group("method"):
-        return build_method(name, backbone, ring=ring, saib=saib, **options)
+        built = build_method(name, backbone, ring=ring, saib=saib, **options)
+    if config.trainer.sync_batch_norm and world_size > 1:
+        sync_batch_norm(built)
+    return built
 
 
 def _saib(saib, image_size, batch_size):
@@ -120,6 +166,14 @@ def _saib(saib, image_size, batch_size):
         cascade=saib.cascade,
         positional=saib.positional,
     )
+
+
+def ring_candidates(config, num_images, batch_size):
+    """How many keys a ring is taken from: the queue's; of a memory bank all but the query's own entry; for SimCLR the
+    other images of all devices' batch, in both views."""
+    if accepts(config.method["name"], "num_images"):
+        return num_images - 1
+    return config.method.get("num_keys", 2 * batch_size - 2)
 
 
 def _ring_schedule(ring, num_candidates, total_steps, steps_per_epoch):

@@ -93,7 +93,7 @@ def _load_yaml(text):
     """What a YAML text holds. Nesting without end, as of an alias for a group around it, is a ValueError."""
     try:
         value = yaml.safe_load(text)
-        _flatten({"": value})
+        flatten({"": value})
     except RecursionError:
         raise ValueError("its groups are nested too deeply") from None
     return value
@@ -188,7 +188,7 @@ def _refuse_unknown_keys(mapping, declared):
     fields = {name: [field.name for field in dataclasses.fields(cls)] for name, cls in GROUPS.items()} | declared
     known = ["seed", "output", *(f"{group}.{key}" for group, keys in fields.items() for key in keys)]
     groups_alone = [*fields, "seed", "output"]
-    for key in _flatten(mapping):
+    for key in flatten(mapping):
         if key in known or key in groups_alone:
             continue
         same_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
@@ -233,6 +233,13 @@ def _check_together(config):
             f"schedule.warmup_epochs: {config.schedule.warmup_epochs} is not allowed, it must be below "
             f"trainer.epochs={config.trainer.epochs}"
         )
+    overrides = config.evaluate.linear_overrides()
+    if config.evaluate.linear == "lbfgs" and overrides:
+        name, value = next(iter(overrides.items()))
+        raise UsageError(
+            f"evaluate.linear_{name}: {value!r} is not allowed with evaluate.linear=lbfgs, it belongs to SGD: choose "
+            f"evaluate.linear=iecl or ring"
+        )
     if config.schedule.name == "step" and not config.schedule.milestones:
         raise UsageError("schedule.milestones: the step schedule needs some, for example [120,160]")
 
@@ -246,7 +253,7 @@ def differences(saved, wanted):
     Returns:
         list of (dotted key, saved value, wanted value).
     """
-    saved, wanted = _flatten(saved), _flatten(wanted)
+    saved, wanted = flatten(saved), flatten(wanted)
     missing = "(not set)"
     pairs = {key: (saved.get(key, missing), wanted.get(key, missing)) for key in [*saved, *wanted]}
     return [(key, old, new) for key, (old, new) in pairs.items() if old != new and key not in MAY_DIFFER]
@@ -254,14 +261,14 @@ def differences(saved, wanted):
 
 def describe_keys(recipe="digits"):
     """A line ``key=value`` for each value of a recipe."""
-    values = _flatten(resolve(read_recipe(recipe)).to_dict())
+    values = flatten(resolve(read_recipe(recipe)).to_dict())
     return [f"{key}={'null' if value is None else json.dumps(value)}".replace('"', "") for key, value in values.items()]
 
 
-def _flatten(mapping, prefix=""):
+def flatten(mapping, prefix=""):
     """Nested groups as one dict from dotted key to value; an empty group is a value."""
     flat = {}
     for key, value in mapping.items():
         is_group = isinstance(value, dict) and value
-        flat |= _flatten(value, f"{prefix}{key}.") if is_group else {f"{prefix}{key}": value}
+        flat |= flatten(value, f"{prefix}{key}.") if is_group else {f"{prefix}{key}": value}
     return flat

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from iecl_fast.engine.checkpoint import whole_file
-from iecl_fast.engine.logging import read_metrics
+from iecl_fast.engine.logging import COUNTS, read_metrics
 
 COLUMNS = 3
 COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:gray")
@@ -26,7 +26,7 @@ def draw_curves(metrics_path, picture_path, title=""):
         picture_path: the PNG file.
         title: above the panels.
     """
-    curves = _columns([metrics_path])
+    curves = mean_columns([read_metrics(metrics_path)])
     together = {label: name for label, name in ENTROPIES.items() if name in curves}
     panels = {name.replace("_", " "): {"": curves[name]} for name in curves if name not in together.values()}
     if together:
@@ -42,7 +42,7 @@ def draw_comparison(metrics_paths, picture_path, title=""):
         picture_path: the PNG file; without rows there is no picture.
         title: above the panels.
     """
-    groups = {label: _columns(paths) for label, paths in metrics_paths.items()}
+    groups = {label: mean_columns(map(read_metrics, paths)) for label, paths in metrics_paths.items()}
     names = dict.fromkeys(name for curves in groups.values() for name in curves)
     panels = {
         name.replace("_", " "): {label: curves[name] for label, curves in groups.items() if name in curves}
@@ -51,14 +51,22 @@ def draw_comparison(metrics_paths, picture_path, title=""):
     _draw(panels, picture_path, title)
 
 
-def _columns(paths):
-    """For each column, the loss first, its steps and the mean of its values over the files, as far as all go."""
-    runs = [rows for rows in map(read_metrics, paths) if rows]
+def mean_columns(runs):
+    """The columns of runs that differ in their seed, as curves.
+
+    Args:
+        runs: lists of rows, as `read_metrics` gives them.
+
+    Returns:
+        dict from column, the loss first, to (steps, mean of the values over the runs), as far as all runs go.
+    """
+    runs = [rows for rows in runs if rows]
     if not runs:
         return {}
     runs = [rows[: min(map(len, runs))] for rows in runs]
     steps = np.array([row["step"] for row in runs[0]])
-    names = [name for name in runs[0][0] if name not in ("step", "epoch")]
+    names = [name for name in runs[0][0] if name not in ("step", "epoch") and all(name in rows[0] for rows in runs)]
+    names = [name for name in names if name not in COUNTS or any(row[name] for rows in runs for row in rows)]
     names.sort(key=lambda name: name != "loss")
     return {name: (steps, np.mean([[row[name] for row in rows] for rows in runs], axis=0)) for name in names}
 
@@ -87,9 +95,15 @@ def _draw(panels, picture_path, title):
 
 def _draw_curve(axes, steps, values, color, label):
     """One curve: thin as it is, and thick its running mean."""
-    window = max(1, round(SMOOTHED_FRACTION * len(values)))
-    if window > 1:
+    middles, means = running_mean(steps, values)
+    if len(means) < len(values):
         axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
+    axes.plot(middles, means, color=color, linewidth=1.8 if len(means) < len(values) else 1, label=label)
+
+
+def running_mean(steps, values):
+    """A smoothed curve: (the middle step of each window, the mean of the values in it)."""
+    window = max(1, round(SMOOTHED_FRACTION * len(values)))
     means = np.convolve(values, np.full(window, 1 / window), mode="valid")
-    first = (window - 1) // 2  # the middle of each window
-    axes.plot(steps[first : first + len(means)], means, color=color, linewidth=1.8 if window > 1 else 1, label=label)
+    first = (window - 1) // 2
+    return steps[first : first + len(means)], means

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from iecl_fast.engine.checkpoint import whole_file
-from iecl_fast.engine.config import parse_yaml
+from iecl_fast.engine.checkpoint import is_leftover, load_checkpoint, remove_leftovers, whole_file
+from iecl_fast.engine.config import differences, parse_yaml
 from iecl_fast.engine.errors import UsageError
 
 
@@ -34,13 +34,13 @@ class RunFolder:
 
     @classmethod
     def for_new_run(cls, path):
-        """A folder that is free: not there, or empty. Nothing is made yet.
+        """A folder that is free: not there, or empty but for what a killed beginning left. Nothing is made yet.
 
         Raises:
             UsageError: there is something already.
         """
         folder = cls(path)
-        if folder.path.exists() and not (folder.path.is_dir() and not any(folder.path.iterdir())):
+        if folder.path.exists() and not (folder.path.is_dir() and all(map(is_leftover, folder.path.iterdir()))):
             advice = f"go on with it by --resume {path}, or name" if folder.config.exists() else "name"
             raise UsageError(f"{path} exists already and is not overwritten: {advice} another folder with --output")
         return folder
@@ -59,16 +59,25 @@ class RunFolder:
             raise UsageError(f"{path} is no run folder: it has no config.yaml")
         return folder
 
-    def make(self):
-        """Make the folder.
+    def make(self, config):
+        """Make the folder with the run's configuration in it, a nested dict of plain values.
+
+        The configuration is what makes a folder a run's: before it is there, the folder counts as free.
 
         Raises:
             UsageError: the system does not let it be made.
         """
         try:
-            self.checkpoint.parent.mkdir(parents=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
+        with whole_file(self.config) as file:
+            file.write(yaml.safe_dump(config, sort_keys=False, default_flow_style=None).encode())
+
+    def prepare(self):
+        """Make a begun run's folder ready to go on in: what is missing in it is made, leftovers of a kill removed."""
+        self.checkpoint.parent.mkdir(exist_ok=True)
+        remove_leftovers(self.path, self.checkpoint.parent)
 
     def read_config(self):
         """The nested dict that config.yaml holds."""
@@ -84,11 +93,6 @@ class RunFolder:
             raise UsageError(f"{self.result} is damaged: it must hold the accuracies of a run")
         return result
 
-    def write_config(self, config):
-        """Write a nested dict of plain values as config.yaml."""
-        with whole_file(self.config) as file:
-            file.write(yaml.safe_dump(config, sort_keys=False, default_flow_style=None).encode())
-
 
 def write_json(path, values):
     """Write plain values, whole or not at all."""
@@ -100,3 +104,23 @@ def default_output(config):
     """``runs/<method>-<data>-<time>`` under the working directory."""
     data = Path(config.data.name).name
     return f"runs/{config.method['name']}-{data}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def find_folder(config, resume):
+    """A folder for a new run, not made yet, or the one to resume if its configuration is this one.
+
+    Args:
+        config: `Config`.
+        resume: an existing run folder, or None for a new one.
+
+    Raises:
+        UsageError: the folder is in the way, is no run's, or its run has another configuration.
+    """
+    if resume is None:
+        return RunFolder.for_new_run(config.output or default_output(config))
+    folder = RunFolder.of_run(resume)
+    saved = load_checkpoint(folder.checkpoint)["config"] if folder.checkpoint.exists() else folder.read_config()
+    if changed := differences(saved, config.to_dict()):
+        lines = "".join(f"\n  {key}: the run has {old!r}, asked for is {new!r}" for key, old, new in changed)
+        raise UsageError(f"{resume} cannot be resumed with another configuration:{lines}")
+    return folder

@@ -2,13 +2,17 @@
 
 import csv
 import sys
+import threading
 import time
+from contextlib import nullcontext, suppress
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from iecl_fast.engine.checkpoint import whole_file
+from iecl_fast.engine.checkpoint import naming, whole_file
 from iecl_fast.engine.errors import UsageError
+
+COUNTS = ("unreadable_images", "skipped_steps")  # columns of what a run went past, the last ones
 
 
 class MetricsFile:
@@ -20,11 +24,12 @@ class MetricsFile:
     Args:
         path: the file.
         last_step: of the checkpoint from which the run goes on; 0 for a new run.
+        added: dict from the columns that an older version did not write, the last ones, to their value in its rows.
     """
 
-    def __init__(self, path, last_step=0):
+    def __init__(self, path, last_step=0, added=None):
         try:
-            lines = _whole_lines(path) if path.exists() else []
+            lines = _with_columns(_whole_lines(path) if path.exists() else [], added or {})
             kept = lines[:1] + [line for line in lines[1:] if int(line.partition(",")[0]) <= last_step]
             _numbers(kept)  # the curves are drawn from them: a run must not find out at its end that they cannot be
         except (ValueError, TypeError):
@@ -47,7 +52,8 @@ class MetricsFile:
         if list(row) != self._columns:
             raise ValueError(f"the columns of {self._file.name} are {self._columns}, a row has {list(row)}")
         writer.writerow(row.values())
-        self._file.flush()
+        with naming(self._file.name):
+            self._file.flush()
 
     def close(self):
         self._file.close()
@@ -69,6 +75,14 @@ def _numbers(lines):
     ]
 
 
+def _with_columns(lines, added):
+    """Lines whose header lacks the added columns, with these."""
+    if not lines or set(added) <= set(lines[0].rstrip("\n").split(",")):
+        return lines
+    ends = [",".join(added), *[",".join(map(str, added.values()))] * (len(lines) - 1)]
+    return [line.rstrip("\n") + f",{end}\n" for line, end in zip(lines, ends)]
+
+
 def _whole_lines(path):
     with open(path, newline="") as file:
         return [line for line in file if line.endswith("\n")]
@@ -85,7 +99,7 @@ class RunLog:
     """
 
     def __init__(self, folder, *, step, total_steps, images_per_step, progress):
-        self._metrics = MetricsFile(folder.metrics, last_step=step)
+        self._metrics = MetricsFile(folder.metrics, last_step=step, added=dict.fromkeys(COUNTS, 0))
         self._tensorboard = SummaryWriter(folder.tensorboard, purge_step=step + 1)
         self._images_per_step = images_per_step
         self._written_step, self._written_at = step, time.perf_counter()
@@ -112,21 +126,35 @@ class RunLog:
             values: dict of floats: "loss" and what else the method gives.
         """
         self._metrics.write({"step": step, "epoch": epoch, "learning_rate": learning_rate, **values})
-        for name, value in values.items():
-            self._tensorboard.add_scalar(name, value, step)
-        self._tensorboard.add_scalar("learning_rate", learning_rate, step)
         now = time.perf_counter()
         images = (step - self._written_step) * self._images_per_step
-        self._tensorboard.add_scalar("images_per_second", images / (now - self._written_at), step)
+        rates = {"learning_rate": learning_rate, "images_per_second": images / (now - self._written_at)}
+        with naming(self._tensorboard.log_dir):
+            for name, value in (values | rates).items():
+                self._tensorboard.add_scalar(name, value, step)
         self._written_step, self._written_at = step, now
         self._bar.set_description(f"epoch {epoch}", refresh=False)
         self._bar.set_postfix(loss=f"{values['loss']:.4f}", refresh=False)
 
     def write_picture(self, step, name, picture):
         """Give TensorBoard a picture (3, H, W) in 0..1."""
-        self._tensorboard.add_image(name, picture, step)
+        with naming(self._tensorboard.log_dir):
+            self._tensorboard.add_image(name, picture, step)
 
-    def close(self):
+    def __enter__(self):
+        self._hook = threading.excepthook
+        threading.excepthook = self._quiet_hook
+        return self
+
+    def _quiet_hook(self, arguments):
+        """TensorBoard's thread hands its failure to write on to this one: it need not print a traceback besides."""
+        if not isinstance(arguments.exc_value, OSError):
+            self._hook(arguments)
+
+    def __exit__(self, kind, *_):
+        threading.excepthook = self._hook
         self._bar.close()
-        self._metrics.close()
-        self._tensorboard.close()
+        # On a full disk closing fails once more, and would hide what came first.
+        with suppress(OSError) if kind is not None else nullcontext():
+            self._metrics.close()
+            self._tensorboard.close()

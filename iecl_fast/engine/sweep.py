@@ -4,27 +4,33 @@ import statistics
 import sys
 from pathlib import Path
 
+from iecl_fast.engine.accuracy_picture import draw_accuracies
 from iecl_fast.engine.config import merge, read_recipe, resolve
 from iecl_fast.engine.curves import draw_comparison
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.engine.folder import RunFolder, write_json
 from iecl_fast.engine.pretrain import pretrain
+from iecl_fast.engine.processes import started_by_torchrun
 
 FIGURES = ("knn_top1", "linear_top1", "knn_top1_untrained", "linear_top1_untrained", "seconds")
 
 
-def sweep(names, *, seeds, output, layers=()):
+def sweep(names, *, seeds, output, layers=(), axis=None):
     """Train every configuration with every seed, and gather the results.
 
     The runs lie in ``output/<configuration>/seed<number>``. A run that is finished there is not trained again, and one
     that was stopped goes on, so the same call takes up a sweep where it was left. ``summary.json`` and ``curves.png``
     are written anew after each run.
 
+    With an axis a configuration is trained with each of its values, is named ``<configuration>/<value>``, and
+    ``accuracy.png`` shows what was reached against them.
+
     Args:
-        names: recipes or YAML files, of different names.
+        names: recipes or YAML files, of different names; or a dict from labels to them.
         seeds: how many; they count on from each configuration's own.
         output: folder of the sweep.
         layers: nested mappings over every configuration.
+        axis: `Axis`, or None.
 
     Returns:
         (dict from configuration to dict from figure to the list of its values, failed runs as "folder: reason").
@@ -35,12 +41,14 @@ def sweep(names, *, seeds, output, layers=()):
     """
     if seeds < 1:
         raise UsageError(f"--seeds: {seeds} is not allowed, it must be at least 1")
-    runs = {}
-    for name in names:
-        label = Path(name).stem
-        if label in runs:
-            raise UsageError(f"two configurations are named {label}: their runs would share a folder")
-        runs[label] = _runs_of(name, seeds, Path(output) / label, layers)
+    if started_by_torchrun():
+        raise UsageError("a sweep's runs follow each other in one process: start it without torchrun")
+    runs, places = {}, {}
+    for line, name in (names if isinstance(names, dict) else _by_stem(names)).items():
+        for value in (None,) if axis is None else axis.values:
+            label, own = (line, ()) if axis is None else (f"{line}/{value}", (axis.layer(value),))
+            runs[label] = _runs_of(name, seeds, Path(output) / label, (*layers, *own))
+            places[label] = (line, value)
     _check_folder(Path(output), runs)
     results, failures = {label: [] for label in runs}, []
     for label, configs in runs.items():
@@ -58,7 +66,25 @@ def sweep(names, *, seeds, output, layers=()):
             finished = {label: [RunFolder(c.output).metrics for c in configs] for label, configs in runs.items()}
             finished = {label: [path for path in paths if path.exists()] for label, paths in finished.items()}
             draw_comparison(finished, Path(output) / "curves.png", "mean over the seeds")
+            if axis is not None:
+                lines = {line: {} for line, _ in places.values()}
+                for label, figures in summary.items():
+                    line, value = places[label]
+                    lines[line][value] = figures
+                lines = {line: found for line, found in lines.items() if found}
+                draw_accuracies(lines, Path(output) / "accuracy.png", key=axis.key, values=axis.values)
     return {label: _figures(done) for label, done in results.items()}, failures
+
+
+def _by_stem(names):
+    """The configurations, labelled by the names of their files."""
+    labelled = {}
+    for name in names:
+        label = Path(name).stem
+        if label in labelled:
+            raise UsageError(f"two configurations are named {label}: their runs would share a folder")
+        labelled[label] = name
+    return labelled
 
 
 def _check_folder(folder, labels):
@@ -78,7 +104,7 @@ def _runs_of(name, seeds, folder, layers):
     for number in range(seeds):
         seed = resolve(mapping).seed + number
         config = resolve(merge(mapping, {"seed": seed, "output": str(folder / f"seed{seed}")}))
-        if config.trainer.devices != 1:
+        if config.trainer.devices not in (None, 1):
             raise UsageError(
                 f"trainer.devices: {config.trainer.devices} in {name} is not allowed in a sweep, whose runs follow "
                 "each other in one process: write trainer.devices=1"
@@ -98,8 +124,8 @@ def format_table(results):
     """
     lines = [["", "runs", "kNN", "linear probe", "kNN untrained", "linear untrained", "seconds"]]
     for label, figures in results.items():
-        percent = [_spread(figures[name], 100, " %") for name in FIGURES[:-1]]
-        lines.append([label, str(len(figures["seconds"])), *percent, _spread(figures["seconds"], 1, "")])
+        percent = [spread(figures[name], 100, " %") for name in FIGURES[:-1]]
+        lines.append([label, str(len(figures["seconds"])), *percent, spread(figures["seconds"], 1, "")])
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join(cell.ljust(width) if place == 0 else cell.rjust(width) for place, (cell, width) in enumerate(row))
@@ -107,7 +133,8 @@ def format_table(results):
     )
 
 
-def _spread(values, scale, unit):
+def spread(values, scale, unit):
+    """``"60.0 ± 14.1 %"``: mean and deviation of `scale` times the values, or ``"-"`` where there are none."""
     if not values:
         return "-"
     mean = f"{scale * statistics.mean(values):.1f}"

@@ -3,33 +3,29 @@
 import torch
 from torch.nn import functional
 
-from iecl_fast.evaluate.accuracy import top_k_accuracies
-
 BLOCK_ELEMENTS = 2**24  # float32: 64 MiB for the similarities of one block of test rows
 
 
-def knn_accuracy(train_features, train_labels, test_features, test_labels, *, num_classes, k=200, temperature=0.07):
+def knn_scores(train_features, train_labels, test_features, *, num_classes, k, temperature):
     """Each of the k most similar training features votes for its class with weight exp(similarity / temperature).
 
     Similarity is the cosine. The test rows come in blocks, so that no (tests, trains) matrix is held.
 
     Args:
         train_features, test_features: (n, C), (m, C) float32.
-        train_labels, test_labels: (n,), (m,) int64, 0 .. num_classes - 1.
+        train_labels: (n,) int64, 0 .. num_classes - 1.
         num_classes: number of classes.
-        k: neighbours, clipped to n.
+        k: neighbours, at most n.
         temperature: > 0.
 
     Returns:
-        dict: "knn_top1", "knn_top5", and the "knn_k" and "knn_temperature" that were used.
+        votes (m, num_classes) float32, all scaled by exp(-1 / temperature).
     """
-    k = min(k, len(train_features))
     train_features = functional.normalize(train_features, dim=1)
     test_features = functional.normalize(test_features, dim=1)
     rows = max(1, BLOCK_ELEMENTS // max(len(train_features), k * num_classes))
     blocks = test_features.split(rows)
-    scores = torch.cat([_votes(block, train_features, train_labels, num_classes, k, temperature) for block in blocks])
-    return top_k_accuracies(scores, test_labels, "knn") | {"knn_k": k, "knn_temperature": temperature}
+    return torch.cat([_votes(block, train_features, train_labels, num_classes, k, temperature) for block in blocks])
 
 
 def _votes(block, train_features, train_labels, num_classes, k, temperature):

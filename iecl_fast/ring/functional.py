@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import iecl_fast.ring.ops  # noqa: F401  (registers the operators)
+import iecl_fast.ring.scheduled  # noqa: F401  (registers the operators)
 from iecl_fast.ring.ops import check_temperature
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -15,8 +15,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def ring_sample(
     query: Tensor,
     queue: Tensor,
-    lower: float,
-    upper: float,
+    lower: float | Tensor,
+    upper: float | Tensor,
     *,
     num_samples: int | None = None,
     exclude: Tensor | None = None,
@@ -35,7 +35,8 @@ def ring_sample(
         query: (N, C), float32, float16 or bfloat16, any strides.
         queue: (K, C), or MoCo's (C, K), same dtype and device, any strides, never copied. A square queue is (K, C).
         lower, upper: percentiles, ``0 <= lower < upper <= 100``, taken as the decimal numbers they are written as.
-            ``lower=0, upper=100`` keeps all keys.
+            ``lower=0, upper=100`` keeps all keys. With ``num_samples`` they may be float64 tensors without dimension on
+            the CPU: torch.compile takes numbers for constants, and compiles anew when they change; tensors it does not.
         num_samples: return so many members for each query, drawn uniformly with replacement (the paper's memory-bank
             setting), instead of all. Needs no memory of the size N x K.
         exclude: (N,) int64, index of a key that is no candidate for the query, such as its own entry in a memory bank,
@@ -62,9 +63,12 @@ def ring_sample(
         shape = (query.shape[0], num_samples)
         uniform = torch.rand(shape, generator=generator, device=query.device, dtype=torch.float64)
     needs_gradient = torch.is_grad_enabled() and (query.requires_grad or keys.requires_grad)
-    similarities, indices = torch.ops.iecl_fast.ring_sample(
-        query, keys, lower, upper, exclude, uniform, return_indices or needs_gradient
-    )
+    operator, percentiles = torch.ops.iecl_fast.ring_sample, (lower, upper)
+    if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+        if uniform is None:
+            raise TypeError("lower or upper is a tensor; numbers are allowed without num_samples")
+        operator, percentiles = torch.ops.iecl_fast.ring_draw_scheduled, _as_data(lower, upper)
+    similarities, indices = operator(query, keys, *percentiles, exclude, uniform, return_indices or needs_gradient)
     similarities = similarities.to(query.dtype)
     return (similarities, indices) if return_indices else similarities
 
@@ -74,8 +78,8 @@ def ring_info_nce(
     positive_key: Tensor,
     negative_keys: Tensor,
     *,
-    lower: float = 0.0,
-    upper: float = 100.0,
+    lower: float | Tensor = 0.0,
+    upper: float | Tensor = 100.0,
     temperature: float | Tensor = 0.07,
     exclude: Tensor | None = None,
     reduction: str = "mean",
@@ -88,12 +92,13 @@ def ring_info_nce(
     always in the denominator. ``lower=0, upper=100`` is the plain loss over all keys.
 
     Deterministic: the same inputs give the same bits, forward and backward, on any number of threads. Finite for finite
-    inputs at any temperature from 1e-3 on. Has no second derivative.
+    inputs at any temperature from 1e-3 on, as long as sums of similarities and of keys stay in float32's range. Has no
+    second derivative.
 
     Args:
         query, positive_key: (N, C), float32, float16 or bfloat16, any strides.
         negative_keys: (K, C), or MoCo's (C, K), same dtype and device, any strides, never copied.
-        lower, upper, exclude, layout: as in :func:`ring_sample`.
+        lower, upper, exclude, layout: as in :func:`ring_sample`; the percentiles may be tensors in any case.
         temperature: positive number, or a tensor with one element (a learned temperature).
         reduction: "mean", "sum", or "none" for the loss of each query.
 
@@ -120,11 +125,30 @@ def ring_info_nce(
         torch._assert_async(
             ((temperature > 0) & (temperature < math.inf)).all(), "temperature is not allowed: a positive number"
         )
-    inputs = (query, positive_key, keys, temperature)
+    inputs = (query, positive_key, keys, temperature.reshape(()))
     _refuse_tangents("ring_info_nce", *inputs)
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    loss, *_ = torch.ops.iecl_fast.ring_info_nce(*inputs, lower, upper, exclude, needs_gradient)
+    operator, percentiles = torch.ops.iecl_fast.ring_info_nce, (lower, upper)
+    if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+        operator, percentiles = torch.ops.iecl_fast.ring_info_nce_scheduled, _as_data(lower, upper)
+    loss, *_ = operator(*inputs, *percentiles, exclude, needs_gradient)
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+def _as_data(lower: float | Tensor, upper: float | Tensor) -> tuple[Tensor]:
+    """Two percentiles, of which one is a tensor, as the one argument of a scheduled operator."""
+    tensors = [torch.as_tensor(value, dtype=torch.float64) for value in (lower, upper)]
+    for name, value, tensor in zip(("lower", "upper"), (lower, upper), tensors):
+        if (
+            tensor.dim() > 0
+            or tensor.device.type != "cpu"
+            or (isinstance(value, Tensor) and value.dtype != tensor.dtype)
+        ):
+            raise TypeError(
+                f"{name} is a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}; a number, or a "
+                "float64 tensor without dimension on the CPU is allowed"
+            )
+    return (torch.stack(tensors),)
 
 
 def as_keys(query: Tensor, queue: Tensor, name: str, layout: str | None) -> Tensor:

@@ -202,6 +202,11 @@ def _(gradient, indices, query, num_keys):
 
 @torch.library.register_fake("iecl_fast::ring_info_nce")
 def _(query, positive_key, keys, temperature, lower, upper, exclude, with_gradient):
+    return info_nce_shapes(query, with_gradient)
+
+
+def info_nce_shapes(query: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What ring_info_nce returns, without values."""
     rows, channels = query.shape
     return (
         query.new_empty(rows, dtype=torch.float32),
@@ -238,13 +243,13 @@ def once_differentiable(operator: str, gradients: list[Tensor | None], *sources:
     return tuple(None if g is None else _OnceDifferentiable.apply(operator, g, *sources) for g in gradients)
 
 
-def _sample_context(ctx, inputs, output):
+def sample_context(ctx, inputs, output):
     query, keys, *_ = inputs
     ctx.save_for_backward(query, keys, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _sample_backward(ctx, gradient, _):
+def sample_backward(ctx, gradient, _):
     gradients = [None] * 7
     if gradient is None:
         return tuple(gradients)
@@ -258,18 +263,19 @@ def _sample_backward(ctx, gradient, _):
     return once_differentiable("ring_sample", gradients, gradient, query, keys)
 
 
-def _info_nce_context(ctx, inputs, output):
+def info_nce_context(ctx, inputs, output):
     query, positive_key, keys, temperature, lower, upper, exclude, _ = inputs
     loss, log_denominator, query_gradient = output
     # Without a gradient of their own the keys have done their part: a queue may take new ones before the backward pass.
     of_keys = (keys, exclude, log_denominator) if ctx.needs_input_grad[2] else (None, None, None)
     ctx.save_for_backward(query, positive_key, temperature, loss, query_gradient, *of_keys)
     ctx.percentiles = lower, upper
+    ctx.keys_gradient = _kernels.ring_info_nce_keys_gradient
     ctx.mark_non_differentiable(log_denominator, query_gradient)
     ctx.set_materialize_grads(False)
 
 
-def _info_nce_backward(ctx, gradient, *_):
+def info_nce_backward(ctx, gradient, *_):
     gradients = [None] * 8
     if gradient is None:
         return tuple(gradients)
@@ -283,7 +289,7 @@ def _info_nce_backward(ctx, gradient, *_):
             factor = gradient * torch.expm1(-loss) / temperature
             gradients[1] = (factor[:, None] * query).to(positive_key.dtype)
         if needs_keys:
-            gradients[2] = _kernels.ring_info_nce_keys_gradient(
+            gradients[2] = ctx.keys_gradient(
                 query, keys, temperature, *ctx.percentiles, exclude, log_denominator, gradient.float().contiguous()
             ).to(keys.dtype)
         if needs_temperature:
@@ -295,5 +301,5 @@ def _info_nce_backward(ctx, gradient, *_):
     return once_differentiable("ring_info_nce", gradients, gradient, *sources)
 
 
-torch.library.register_autograd("iecl_fast::ring_sample", _sample_backward, setup_context=_sample_context)
-torch.library.register_autograd("iecl_fast::ring_info_nce", _info_nce_backward, setup_context=_info_nce_context)
+torch.library.register_autograd("iecl_fast::ring_sample", sample_backward, setup_context=sample_context)
+torch.library.register_autograd("iecl_fast::ring_info_nce", info_nce_backward, setup_context=info_nce_context)

@@ -13,7 +13,8 @@ class Bands:
     """Parts of the images, each some rows of patches, and the positions of the features that belong to them."""
 
     def __init__(self, x: Tensor, position: Tensor | None, patch_size: int, channels_are_batch: bool):
-        self.position, self.options = position, (patch_size, channels_are_batch)
+        self.position = None if position is None else position.contiguous()  # the kernels read it as an array
+        self.options = (patch_size, channels_are_batch)
         self.image_shape, self.channels_are_batch = x.shape, channels_are_batch
         self.grid = feature_grid(x, patch_size, channels_are_batch)
         n, channels, height, _ = x.shape

@@ -19,6 +19,13 @@ def _log_mean(logs: Tensor) -> Tensor:
     return logs.logsumexp(dim=0) - math.log(len(logs))
 
 
+@torch.compiler.disable
+def _sample_of_shards(
+    queries: Tensor, keys: Tensor, lower: float | Tensor, upper: float | Tensor, *, num_samples: int, exclude: Tensor
+) -> Tensor:
+    return sharded.ring_sample(queries, keys, float(lower), float(upper), num_samples=num_samples, exclude=exclude)
+
+
 class BankContrast(nn.Module):
     """Queries have to find their own image's entry in a bank among entries drawn from the ring around them.
 
@@ -73,11 +80,11 @@ class BankContrast(nn.Module):
         self._pending_logs: list[Tensor] = []
         self.positive_similarity = torch.tensor(torch.nan)
 
-    def forward(self, queries: Tensor, index: Tensor, percentiles: tuple[float, float]) -> Tensor:
+    def forward(self, queries: Tensor, index: Tensor, percentiles: tuple[float | Tensor, ...]) -> Tensor:
         """The mean loss of unit queries (N, C) whose images' entries are ``index`` (N,), int64: a float32 scalar."""
         with torch.autocast(queries.device.type, enabled=False):
             positives = (queries * self.bank.entries(index)).sum(dim=1, keepdim=True)
-            sample = sharded.ring_sample if self.sharded else ring_sample
+            sample = _sample_of_shards if self.sharded else ring_sample
             draws = sample(queries, self.bank.keys, *percentiles, num_samples=self.num_samples, exclude=index)
             self.positive_similarity = positives.detach().mean()
             positives, draws = positives / self.temperature, draws / self.temperature
@@ -99,6 +106,11 @@ class BankContrast(nn.Module):
     def remember(self, keys: Tensor, index: Tensor) -> None:
         """Keep a batch's keys (N, C) for :meth:`after_step`."""
         self._pending.append((keys.detach(), index))
+
+    def skip_step(self) -> None:
+        """Forget all that was remembered since the last call."""
+        self._pending.clear()
+        self._pending_logs.clear()
 
     def after_step(self) -> None:
         """Move the entries of all that was remembered since the last call. On every rank."""

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from iecl_fast.ssl.encoders import MLP, Encoder, check_counts, normalize_rows
-from iecl_fast.ssl.method import Method, mean_losses
+from iecl_fast.ssl.method import Method
 from iecl_fast.ssl.momentum import MomentumEncoder
 
 
@@ -25,7 +25,7 @@ class BYOL(Method):
         spectral: normalise every convolution of both networks by :func:`iecl_fast.spectral_norm`.
         entropy_weight: of the entropy that ``saib`` learns from; without the block there is no such term. 0 leaves the
             block as it was initialised.
-        saib_weight_decay, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
+        saib_weight_decay, terms_interval, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         saib: block that transforms the target's view.
     """
 
@@ -39,6 +39,7 @@ class BYOL(Method):
         spectral: bool = False,
         entropy_weight: float = 0.2,
         saib_weight_decay: float = 1e-4,
+        terms_interval: int = 1,
         jacobian_steps: int = 500,
         saib: nn.Module | None = None,
     ):
@@ -46,6 +47,7 @@ class BYOL(Method):
             saib=saib,
             entropy_weight=entropy_weight,
             saib_weight_decay=saib_weight_decay,
+            terms_interval=terms_interval,
             jacobian_steps=jacobian_steps,
         )
         check_counts(dim=dim, hidden_dim=hidden_dim)
@@ -65,7 +67,7 @@ class BYOL(Method):
         """
         self.check_views(views)
         parts = [self._half(*half) for half in (views, views[::-1])]
-        return mean_losses(parts)
+        return self.mean_losses(parts)
 
     def _half(self, online_images: Tensor, target_images: Tensor) -> dict[str, Tensor]:
         transformed = self.transform(target_images)
@@ -74,12 +76,7 @@ class BYOL(Method):
         predictions = normalize_rows(self.predictor(projections))
         self._embeddings = {"anchors": normalize_rows(projections.detach()), "others": targets}
         losses = {"regression": (2 - 2 * (predictions * targets).sum(dim=1)).mean()}
-        if self.terms.active:
-            with self.transformed_view():
-                queries = self.encoder(transformed)
-            losses |= self.terms(queries, self._embeddings["anchors"])
-            self._embeddings["queries"] = queries.detach()
-        return losses
+        return losses | self.information(transformed, self._embeddings["anchors"])
 
     def after_step(self) -> None:
         """Move the target network and count the step. Call it after ``optimizer.step()``, on every rank."""

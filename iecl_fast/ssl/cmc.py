@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from iecl_fast.ring import RingSchedule
 from iecl_fast.ssl.bank import BankContrast, check_batch
 from iecl_fast.ssl.encoders import ProjectionHead, build_backbone, normalize_rows
+from iecl_fast.ssl.stepped import Stepped
 
 # Linear sRGB to CIE XYZ, from sRGB's primaries and white D65 (IEC 61966-2-1). White is what it makes of (1, 1, 1).
 XYZ_OF_RGB = (
@@ -88,7 +89,7 @@ def build_lab_backbone(
     return LabBackbone(*halves, mean=mean, std=std)
 
 
-class CMC(nn.Module):
+class CMC(Stepped):
     """Lightness and colour of an image have to find each other among other images' in two memory banks.
 
     Tian, Krishnan and Isola, "Contrastive Multiview Coding", with the views L and ab. The embedding of L is compared
@@ -104,11 +105,10 @@ class CMC(nn.Module):
     Attributes:
         num_views: 1; it is split into L and ab here.
         luminance_contrast, chroma_contrast: with the bank of that view's embeddings.
-        step: int64 scalar buffer, calls of ``after_step`` so far. It drives ``ring`` and resumes with the state_dict.
+        step: calls of ``after_step`` and ``skip_step`` so far.
     """
 
     num_views = 1
-    step: Tensor
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class CMC(nn.Module):
         sharded: bool = False,
         ring: RingSchedule | None = None,
     ):
-        super().__init__()
+        super().__init__(ring)
         self.backbone = backbone
         self.luminance_head = ProjectionHead(backbone.luminance.feature_dim, dim, head)
         self.chroma_head = ProjectionHead(backbone.chroma.feature_dim, dim, head)
@@ -137,8 +137,7 @@ class CMC(nn.Module):
         }
         self.luminance_contrast = BankContrast(num_images, dim, **options)
         self.chroma_contrast = BankContrast(num_images, dim, **options)
-        self.ring = ring
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.look_up_step()
 
     def forward(self, views: list[Tensor], index: Tensor | None = None) -> dict[str, Tensor]:
         """The losses of one batch.
@@ -154,31 +153,27 @@ class CMC(nn.Module):
         luminance, chroma = self.backbone.split(views[0])
         luminance = normalize_rows(self.luminance_head(self.backbone.luminance(luminance)))
         chroma = normalize_rows(self.chroma_head(self.backbone.chroma(chroma)))
-        # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
-        constant = self.ring is None and not self.chroma_contrast.sharded
-        losses = self._losses if constant else torch.compiler.disable(self._losses)
-        losses = losses(luminance, chroma, index)
+        percentiles = self.percentiles_of_forward()
+        losses = {
+            "contrast_luminance": self.chroma_contrast(luminance, index, percentiles),
+            "contrast_chroma": self.luminance_contrast(chroma, index, percentiles),
+        }
         if self.training:
             self.luminance_contrast.remember(luminance, index)
             self.chroma_contrast.remember(chroma, index)
         return losses
 
-    def _losses(self, luminance: Tensor, chroma: Tensor, index: Tensor) -> dict[str, Tensor]:
-        percentiles = self.percentiles()
-        return {
-            "contrast_luminance": self.chroma_contrast(luminance, index, percentiles),
-            "contrast_chroma": self.luminance_contrast(chroma, index, percentiles),
-        }
-
     def after_step(self) -> None:
         """Move both banks' entries and count the step. Call it after ``optimizer.step()``, on every rank."""
         self.luminance_contrast.after_step()
         self.chroma_contrast.after_step()
-        self.step += 1
+        self.count_step()
 
-    def percentiles(self) -> tuple[float, float]:
-        """Lower and upper percentile of the negatives at the current step."""
-        return (0.0, 100.0) if self.ring is None else self.ring(int(self.step))
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it, and learn nothing from it."""
+        self.luminance_contrast.skip_step()
+        self.chroma_contrast.skip_step()
+        self.count_step()
 
     def diagnostics(self) -> dict[str, float]:
         """Figures of the last forward pass for the log. Reads device memory, so it synchronises."""

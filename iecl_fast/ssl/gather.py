@@ -1,10 +1,12 @@
-"""Rows of all ranks with gradients to all of them, for losses that compare a batch with itself."""
+"""Rows of all ranks with gradients to all of them, for losses that compare a batch with itself; what DDP is told."""
 
+import inspect
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from iecl_fast.memory import gather_rows
 
@@ -40,3 +42,13 @@ def gather_rows_with_gradient(rows: Tensor) -> tuple[Tensor, int]:
     sizes = gather_rows(torch.tensor([len(rows)], device=rows.device)).tolist()
     start = sum(sizes[: dist.get_rank()])
     return _GatherRows.apply(rows, start), start
+
+
+def own_buffers() -> dict[str, bool]:
+    """The option that lets DistributedDataParallel leave buffers alone in a forward pass: the methods keep their queue
+    or bank alike on all ranks themselves, and batch norm's statistics are each rank's own.
+
+    torch 2.13 has given it another name.
+    """
+    names = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}

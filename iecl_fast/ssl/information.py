@@ -3,13 +3,16 @@
 import math
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from iecl_fast.entropy import gaussian_entropy, gaussian_kl, knn_entropy, uniformity
+from iecl_fast.ssl.encoders import check_counts
 from iecl_fast.ssl.gather import gather_rows_with_gradient
 
 NOISE_FLOOR = 0.01  # of the variance that each dimension of evenly spread rows has
 ENTROPIES = ("gaussian", "knn", "uniformity")
+TERMS = ("kl", "entropy")
 
 
 class InformationTerms(nn.Module):
@@ -30,7 +33,16 @@ class InformationTerms(nn.Module):
         entropy_weight: lambda; 0 leaves the term out.
         kl_weight: beta; 0 leaves the term out.
         kl_variance: the variance of :func:`iecl_fast.entropy.gaussian_kl`.
+        interval: n steps from one that has the terms to the next. Its gradients count n times, so that their mean over
+            the steps is that of n = 1 ("lazy regularisation", Karras et al. 2020, appendix B); between, the terms stand
+            in the losses as constants, and what they cost, a pass of the trained encoder, is saved.
+
+    Attributes:
+        values: float32 (3,), with an interval: what was computed last, divergence and entropy with their weights and
+            the queries' :func:`entropy_per_dimension`.
     """
+
+    values: Tensor
 
     def __init__(
         self,
@@ -39,8 +51,10 @@ class InformationTerms(nn.Module):
         entropy_weight: float = 0.2,
         kl_weight: float = 0.0,
         kl_variance: Literal["diagonal", "full"] | float = "diagonal",
+        interval: int = 1,
     ):
         super().__init__()
+        check_counts(terms_interval=interval)
         if entropy not in ENTROPIES:
             raise ValueError(f"entropy must be one of {', '.join(ENTROPIES)}, got {entropy!r}")
         known = kl_variance in ("diagonal", "full") if isinstance(kl_variance, str) else kl_variance > 0
@@ -53,6 +67,9 @@ class InformationTerms(nn.Module):
         self.entropy_weight = entropy_weight
         self.kl_weight = kl_weight
         self.kl_variance = kl_variance
+        self.interval = interval
+        if interval > 1:
+            self.register_buffer("values", torch.zeros(3))
 
     @property
     def active(self) -> bool:
@@ -69,6 +86,24 @@ class InformationTerms(nn.Module):
         Returns:
             ``"kl"`` and ``"entropy"``, float32 scalars to be added to the loss.
         """
+        losses = self._terms(queries, anchors)
+        if self.interval == 1:
+            return losses
+        self.values[-1] = entropy_per_dimension(queries.detach())
+        return {name: loss.detach() + self.interval * (loss - loss.detach()) for name, loss in losses.items()}
+
+    def remember(self, losses: dict[str, Tensor]) -> None:
+        """Keep what :meth:`between` is to give."""
+        for place, name in enumerate(TERMS):
+            if name in losses:
+                self.values[place] = losses[name].detach()
+
+    def between(self) -> dict[str, Tensor]:
+        """The terms at a step that does not compute them: constants."""
+        weights = (self.kl_weight, self.entropy_weight)
+        return {name: value for name, value, weight in zip(TERMS, self.values.clone(), weights) if weight > 0}
+
+    def _terms(self, queries: Tensor, anchors: Tensor) -> dict[str, Tensor]:
         queries, _ = gather_rows_with_gradient(queries)
         losses = {}
         if self.kl_weight > 0:

@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from iecl_fast.ring import RingSchedule
 from iecl_fast.ssl.bank import BankContrast, check_batch
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
+from iecl_fast.ssl.stepped import Stepped
 
 
-class InstanceDiscrimination(nn.Module):
+class InstanceDiscrimination(Stepped):
     """Each image is a class of its own: a view has to find its image's entry in a memory bank of all images.
 
     Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination". An entry is a running mean of
@@ -33,11 +33,10 @@ class InstanceDiscrimination(nn.Module):
     Attributes:
         num_views: 1.
         contrast: the :class:`iecl_fast.ssl.bank.BankContrast`; ``contrast.bank`` is the memory bank.
-        step: int64 scalar buffer, calls of ``after_step`` so far. It drives ``ring`` and resumes with the state_dict.
+        step: calls of ``after_step`` and ``skip_step`` so far.
     """
 
     num_views = 1
-    step: Tensor
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class InstanceDiscrimination(nn.Module):
         sharded: bool = False,
         ring: RingSchedule | None = None,
     ):
-        super().__init__()
+        super().__init__(ring)
         self.encoder = Encoder(backbone, ProjectionHead(backbone.feature_dim, dim, head))
         self.contrast = BankContrast(
             num_images,
@@ -64,8 +63,7 @@ class InstanceDiscrimination(nn.Module):
             loss=loss,
             sharded=sharded,
         )
-        self.ring = ring
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.look_up_step()
 
     @property
     def backbone(self) -> nn.Module:
@@ -83,10 +81,8 @@ class InstanceDiscrimination(nn.Module):
             ``{"contrast": loss}``, a float32 scalar.
         """
         check_batch(views, index)
-        # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
-        loss = self._loss if self._is_constant() else torch.compiler.disable(self._loss)
         queries = self.encoder(views[0])
-        losses = {"contrast": loss(queries, index)}
+        losses = {"contrast": self._loss(queries, index)}
         if self.training:
             self.contrast.remember(queries, index)
         return losses
@@ -94,11 +90,12 @@ class InstanceDiscrimination(nn.Module):
     def after_step(self) -> None:
         """Move the bank's entries and count the step. Call it after ``optimizer.step()``, on every rank."""
         self.contrast.after_step()
-        self.step += 1
+        self.count_step()
 
-    def percentiles(self) -> tuple[float, float]:
-        """Lower and upper percentile of the negatives at the current step."""
-        return (0.0, 100.0) if self.ring is None else self.ring(int(self.step))
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it, and learn nothing from it."""
+        self.contrast.skip_step()
+        self.count_step()
 
     def diagnostics(self) -> dict[str, float]:
         """Figures of the last forward pass for the log. Reads device memory, so it synchronises."""
@@ -109,9 +106,5 @@ class InstanceDiscrimination(nn.Module):
             "positive_similarity": float(self.contrast.positive_similarity),
         }
 
-    def _is_constant(self) -> bool:
-        """Whether the loss is the same function at every step."""
-        return self.ring is None and not self.contrast.sharded
-
     def _loss(self, queries: Tensor, index: Tensor) -> Tensor:
-        return self.contrast(queries, index, self.percentiles())
+        return self.contrast(queries, index, self.percentiles_of_forward())

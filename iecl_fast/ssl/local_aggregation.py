@@ -43,6 +43,7 @@ class LocalAggregation(InstanceDiscrimination):
     """
 
     labels: Tensor
+    warm_steps: int = 1  # at least; the first step is looked up before it is known
 
     def __init__(
         self,
@@ -83,9 +84,21 @@ class LocalAggregation(InstanceDiscrimination):
         self.register_buffer("labels", torch.full((num_clusterings, num_images), -1, dtype=torch.int32))
         self._close_share = torch.tensor(0.0)
 
+    def look_up_step(self) -> None:
+        super().look_up_step()
+        self._warms_up = int(self.step) < self.warm_steps
+
     def after_step(self) -> None:
         """Also cluster the bank anew when it is time. Call it after ``optimizer.step()``, on every rank."""
         super().after_step()
+        self._cluster_when_due()
+
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it; the clusters come in time."""
+        super().skip_step()
+        self._cluster_when_due()
+
+    def _cluster_when_due(self) -> None:
         steps = int(self.step) - self.warm_steps
         if steps >= 0 and steps % self.recluster_steps == 0:
             self._cluster()
@@ -97,11 +110,8 @@ class LocalAggregation(InstanceDiscrimination):
             "close_share": float(self._close_share),
         }
 
-    def _is_constant(self) -> bool:
-        return False
-
     def _loss(self, queries: Tensor, index: Tensor) -> Tensor:
-        if int(self.step) < self.warm_steps:
+        if self._warms_up:
             return super()._loss(queries, index)
         with torch.autocast(queries.device.type, enabled=False):
             own = (queries * self.contrast.bank.entries(index)).sum(dim=1, keepdim=True)

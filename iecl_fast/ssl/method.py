@@ -12,11 +12,12 @@ from iecl_fast.entropy import effective_rank
 from iecl_fast.ring import RingSchedule
 from iecl_fast.spectral import SpectralNormHandle, spectral_norm
 from iecl_fast.ssl.information import InformationTerms, entropy_per_dimension
+from iecl_fast.ssl.stepped import Stepped
 
 JACOBIAN_IMAGES, JACOBIAN_PROBES, JACOBIAN_STEPS = 2, 4, 24
 
 
-class Method(nn.Module):
+class Method(Stepped):
     """Base of a method of self-supervised learning.
 
     One training step::
@@ -37,6 +38,8 @@ class Method(nn.Module):
             last time; 0 never does. It takes a few hundred passes through the block.
         saib_weight_decay: of the block's parameters, in place of the optimiser's own (the paper's gamma, up to the
             factor 2 of the derivative).
+        terms_interval: steps from one that has the terms to the next, where they count so many times: see there. 1 is
+            the paper's.
         contrast_reaches_saib: whether the block also learns from the method's own loss. A block that learns from
             nothing stays as it was initialised: its parameters are frozen, so that neither an optimiser nor
             DistributedDataParallel waits for gradients that never come.
@@ -45,12 +48,11 @@ class Method(nn.Module):
     Attributes:
         num_views: 2.
         encoder: :class:`~iecl_fast.ssl.Encoder`, the trained branch.
-        step: int64 scalar buffer, calls of ``after_step`` so far; it resumes with the state_dict.
+        step: calls of ``after_step`` and ``skip_step`` so far.
     """
 
     num_views = 2
     encoder: nn.Module
-    step: Tensor
 
     def __init__(
         self,
@@ -59,19 +61,20 @@ class Method(nn.Module):
         entropy_weight: float,
         jacobian_steps: int,
         saib_weight_decay: float,
+        terms_interval: int = 1,
         contrast_reaches_saib: bool = False,
         ring: RingSchedule | None = None,
     ):
-        super().__init__()
+        super().__init__(ring)
         for name, value in (("saib_weight_decay", saib_weight_decay), ("jacobian_steps", jacobian_steps)):
             if not value >= 0:
                 raise ValueError(f"{name} must be at least 0, got {value}")
         self.saib = saib
         self.saib_weight_decay = saib_weight_decay
-        self.terms = InformationTerms(entropy_weight=entropy_weight)
+        self.contrast_reaches_saib = contrast_reaches_saib
+        self.terms = InformationTerms(entropy_weight=entropy_weight, interval=terms_interval)
         if saib is None:
             self.terms.entropy_weight = 0.0
-        self.ring = ring
         self.jacobian_steps = jacobian_steps
         if saib is not None:
             saib.requires_grad_(contrast_reaches_saib or entropy_weight > 0)
@@ -79,9 +82,9 @@ class Method(nn.Module):
             # The last figures and when they were taken: a resumed run logs what the uninterrupted one does.
             self.register_buffer("jacobian", torch.zeros(2, dtype=torch.float64))
             self.register_buffer("jacobian_step", torch.full((), -1))
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._embeddings: dict[str, Tensor] = {}  # of the last forward pass, for diagnostics
         self._images = torch.zeros(0)  # what the block saw in it, as many as its Jacobian is measured at
+        self.look_up_step()
 
     def set_encoder(self, encoder: nn.Module, spectral: bool) -> None:
         """Take the trained branch, with its convolutions normalised if so wished."""
@@ -95,10 +98,6 @@ class Method(nn.Module):
         """The trained branch's backbone, which evaluation uses."""
         return self.encoder.backbone
 
-    def percentiles(self) -> tuple[float, float]:
-        """Lower and upper percentile of the negatives at the current step."""
-        return (0.0, 100.0) if self.ring is None else self.ring(int(self.step))
-
     def check_views(self, views: list[Tensor]) -> None:
         if len(views) != self.num_views:
             raise ValueError(f"views must be a list of {self.num_views} tensors, got {len(views)}")
@@ -110,7 +109,48 @@ class Method(nn.Module):
         if self._measures_jacobian():
             whole_batch = self.saib.channels == "batch"
             self._images = images.detach() if whole_batch else images[:JACOBIAN_IMAGES].detach().clone()
-        return self.saib(images)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and (self.has_terms() or self.contrast_reaches_saib)):
+            return self.saib(images)
+
+    def has_terms(self) -> bool:
+        """Whether the terms are computed at the current step."""
+        return self.terms.active and self._terms_are_due
+
+    def look_up_step(self) -> None:
+        super().look_up_step()
+        self._terms_are_due = self.terms.interval == 1 or int(self.step) % self.terms.interval == 0
+
+    def information(self, transformed: Tensor, anchors: Tensor) -> dict[str, Tensor]:
+        """The information terms of the transformed view's images (N, 3, H, W), beside the other's embeddings (N, C)."""
+        if not self.has_terms():
+            return self._terms_between()
+        learns = torch.is_grad_enabled() and self.terms.entropy_weight > 0  # the divergence detaches the queries
+        with self.transformed_view(), torch.set_grad_enabled(learns):
+            queries = self.encoder(transformed)
+        return self.information_of(queries, anchors)
+
+    def information_of(self, queries: Tensor, anchors: Tensor) -> dict[str, Tensor]:
+        """The information terms of the transformed view's embeddings (N, C), beside the other's."""
+        if not self.has_terms():
+            return self._terms_between()
+        self._embeddings["queries"] = queries.detach()
+        return self.terms(queries, anchors)
+
+    def _terms_between(self) -> dict[str, Tensor]:
+        if not self.terms.active:
+            return {}
+        losses = self.terms.between()
+        if "entropy" in losses and self.saib is not None:
+            # A gradient of 0, not none: optimisers and DistributedDataParallel see the same parameters at every step.
+            losses["entropy"] = losses["entropy"] + 0 * sum(parameter.sum() for parameter in self.saib.parameters())
+        return losses
+
+    def mean_losses(self, halves: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Of the halves of a symmetric loss, name by name."""
+        losses = {name: sum(half[name] for half in halves) / len(halves) for name in halves[0]}
+        if self.terms.interval > 1 and self.has_terms():
+            self.terms.remember(losses)
+        return losses
 
     @contextmanager
     def transformed_view(self) -> Iterator[None]:
@@ -134,7 +174,11 @@ class Method(nn.Module):
 
     def after_step(self) -> None:
         """Count the step. Call it after ``optimizer.step()``, on every rank."""
-        self.step += 1
+        self.count_step()
+
+    def skip_step(self) -> None:
+        """In place of :meth:`after_step` where the optimiser took no step: count it, and learn nothing from it."""
+        self.count_step()
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Trained parameters as an optimiser takes them: SAIB's have a weight decay of their own."""
@@ -162,7 +206,9 @@ class Method(nn.Module):
             figures["positive_similarity"] = float((anchors * others).sum(dim=1).mean())
             figures["effective_rank"] = float(effective_rank(anchors))
             figures["entropy_anchor"] = float(entropy_per_dimension(anchors))
-            if "queries" in self._embeddings:
+            if self.terms.active and self.terms.interval > 1:
+                figures["entropy_query"] = float(self.terms.values[-1])
+            elif "queries" in self._embeddings:
                 figures["entropy_query"] = float(entropy_per_dimension(self._embeddings["queries"]))
         if self._measures_jacobian() and len(self._images):
             if self.jacobian_step < 0 or self.step - self.jacobian_step >= self.jacobian_steps:
@@ -185,8 +231,3 @@ class Method(nn.Module):
         error = measured.standard_error.square().mean().sqrt() / measured.standard_error.numel() ** 0.5
         self.jacobian.copy_(torch.stack([measured.without_scale.mean(), error]))
         self.jacobian_step.copy_(self.step)
-
-
-def mean_losses(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Of the halves of a symmetric loss, name by name."""
-    return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}

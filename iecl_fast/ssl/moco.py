@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from iecl_fast.memory import MemoryQueue, gather_rows
 from iecl_fast.ring import RingSchedule, ring_info_nce
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
-from iecl_fast.ssl.method import Method, mean_losses
+from iecl_fast.ssl.method import Method
 from iecl_fast.ssl.momentum import MomentumEncoder
 
 
@@ -23,10 +23,12 @@ class MoCo(Method):
 
     Several forward passes may precede one ``after_step`` (gradient accumulation); it enqueues the keys of all of them.
 
-    On one process BatchNorm of the key branch sees its batch as it is. Under ``torch.distributed`` the key batch is
-    shuffled over the ranks before the key encoder and back after it, so that the batch statistics do not tell the
-    positive (He et al. 2020, section 3.3); networks without BatchNorm, or with SyncBatchNorm, need none of it. Ranks
-    that build the method with the same seed hold the same queue ever after, so DDP need not broadcast buffers.
+    Under ``torch.distributed`` the key batch is shuffled over the ranks before the key encoder and back after it, so
+    that a query and its key are not normalised by the statistics of the same images (He et al. 2020, section 3.3). On
+    one process there is nobody to shuffle with: BatchNorm of the key branch sees its batch as it is. Networks without
+    BatchNorm need no shuffling, and in a key encoder with SyncBatchNorm it would change nothing;
+    :func:`~iecl_fast.ssl.batch_norm.sync_batch_norm` leaves that one as it is. Ranks that build the method with the
+    same seed hold the same queue ever after, so DDP need not broadcast buffers.
 
     With ``saib`` the keys' view is transformed, and the keys are made of it without gradient, as in IE-CL. The block
     learns from the entropy of the trained encoder's embeddings of that view, which costs one more pass through it.
@@ -43,14 +45,17 @@ class MoCo(Method):
         spectral: normalise every convolution of both encoders by :func:`iecl_fast.spectral_norm`.
         entropy_weight: of the entropy that ``saib`` learns from; without the block there is no such term. 0 leaves the
             block as it was initialised.
-        saib_weight_decay, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
+        saib_weight_decay, terms_interval, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         ring: percentiles of the queue, by ascending similarity, that are negatives; None takes the whole queue.
         saib: block that transforms the keys' view.
 
     Attributes:
         queue: the :class:`iecl_fast.MemoryQueue` of the key encoder's embeddings.
+        shuffled: the modules whose batches are shuffled over the ranks.
         step: calls of ``after_step`` so far. It drives ``ring`` and resumes with the state_dict.
     """
+
+    shuffled = ("key_encoder",)
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class MoCo(Method):
         spectral: bool = False,
         entropy_weight: float = 0.2,
         saib_weight_decay: float = 1e-4,
+        terms_interval: int = 1,
         jacobian_steps: int = 500,
         ring: RingSchedule | None = None,
         saib: nn.Module | None = None,
@@ -74,6 +80,7 @@ class MoCo(Method):
             saib=saib,
             entropy_weight=entropy_weight,
             saib_weight_decay=saib_weight_decay,
+            terms_interval=terms_interval,
             jacobian_steps=jacobian_steps,
             ring=ring,
         )
@@ -103,23 +110,16 @@ class MoCo(Method):
         parts, keys = zip(*(self._half(*half) for half in halves))
         if self.training:
             self._pending.extend(keys)  # not enqueued before both halves are done: no view meets itself
-        return mean_losses(parts)
+        return self.mean_losses(parts)
 
     def _half(self, anchor_images: Tensor, query_images: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         """The losses with one view as MoCo's query, IE-CL's anchor, and the keys of the other."""
-        # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
-        contrast = self._contrast if self.ring is None else torch.compiler.disable(self._contrast)
         transformed = self.transform(query_images)
         keys = self._encode_keys(transformed.detach())
         anchors = self.encoder(anchor_images)
-        losses = {"contrast": contrast(anchors, keys)}
+        losses = {"contrast": self._contrast(anchors, keys)}
         self._embeddings = {"anchors": anchors.detach(), "others": keys}
-        if self.terms.active:
-            learns = torch.is_grad_enabled() and self.terms.entropy_weight > 0  # the divergence detaches the queries
-            with self.transformed_view(), torch.set_grad_enabled(learns):
-                queries = self.encoder(transformed)
-            losses |= self.terms(queries, anchors)
-            self._embeddings["queries"] = queries.detach()
+        losses |= self.information(transformed, anchors)
         return losses, keys
 
     def after_step(self) -> None:
@@ -133,6 +133,11 @@ class MoCo(Method):
         self._pending.clear()
         super().after_step()
 
+    def skip_step(self) -> None:
+        """In place of ``after_step`` where the optimiser took no step: count it, and learn nothing from it."""
+        self._pending.clear()
+        super().skip_step()
+
     def diagnostics(self) -> dict[str, float]:
         """Figures of the last forward pass, with the ring's percentiles and the filled rows of the queue."""
         lower, upper = self.percentiles()
@@ -140,7 +145,7 @@ class MoCo(Method):
         return figures | super().diagnostics()
 
     def _contrast(self, queries: Tensor, keys: Tensor) -> Tensor:
-        lower, upper = self.percentiles()
+        lower, upper = self.percentiles_of_forward()
         with torch.autocast(queries.device.type, enabled=False):
             return ring_info_nce(queries, keys, self.queue.keys, lower=lower, upper=upper, temperature=self.temperature)
 
@@ -150,8 +155,7 @@ class MoCo(Method):
             return self.key_encoder(images)
         rank, sizes = dist.get_rank(), _batch_sizes(images)
         bounds = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        # Seeded by the step: all ranks draw the same permutation without talking, and so does a resumed run.
-        order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(int(self.step))).to(images.device)
+        order = _shuffled_order(sizes, seed=int(self.step)).to(images.device)
         keys = gather_rows(self.key_encoder(gather_rows(images)[order[bounds]]))
         return keys[torch.argsort(order)[bounds]]
 
@@ -161,6 +165,20 @@ class MoCo(Method):
             return False
         norms = [module for module in self.key_encoder.modules() if isinstance(module, _BatchNorm)]
         return not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+
+
+def _shuffled_order(sizes: list[int], seed: int) -> Tensor:
+    """A permutation of the joined batch that leaves no rank the very images it brings: (sum of sizes,) int64.
+
+    All ranks draw it without talking, and so does a resumed run. Small parts would else stay together now and then.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.arange(sum(sizes)).split(sizes)
+    while True:
+        order = torch.randperm(sum(sizes), generator=generator)
+        parts = zip(order.split(sizes), own, strict=True)
+        if max(sizes) == sum(sizes) or not any(len(o) and torch.equal(p.sort().values, o) for p, o in parts):
+            return order
 
 
 def _batch_sizes(images: Tensor) -> list[int]:

@@ -71,16 +71,15 @@ class SimCLR(Method):
             Float32 scalars: ``"contrast"``, and ``"entropy"`` with a block that has a weight.
         """
         self.check_views(views)
-        # The percentiles are Python numbers that change with the step: a compiled forward leaves them to eager mode.
-        contrast = self._contrast if self.ring is None else torch.compiler.disable(self._contrast)
         anchors = self.encoder(views[0])
         transformed = self.transform(views[1])
         with self.transformed_view():
             queries = self.encoder(transformed)
         self._embeddings = {"anchors": anchors.detach(), "others": queries.detach()}
-        losses = {"contrast": contrast(anchors, queries)}
-        if self.saib is not None:
+        losses = {"contrast": self._contrast(anchors, queries)}
+        if self.terms.active:
             losses |= self.terms(queries, anchors)
+        if self.saib is not None:
             self._embeddings["queries"] = queries.detach()
         return losses
 
@@ -96,7 +95,7 @@ class SimCLR(Method):
         keys = torch.cat([all_first, all_second])
         place = start + torch.arange(len(first), device=first.device)
         positives = torch.cat([place + len(all_first), place])
-        lower, upper = _percentiles_below_itself(*self.percentiles(), others=len(keys) - 2)
+        lower, upper = self._percentiles_below_itself(len(keys) - 2)
         with torch.autocast(first.device.type, enabled=False):
             return ring_info_nce(
                 torch.cat([first, second]),
@@ -108,8 +107,13 @@ class SimCLR(Method):
                 exclude=positives,
             )
 
+    def _percentiles_below_itself(self, others: int) -> tuple[float, float] | tuple[Tensor, Tensor]:
+        if self.ring is None:
+            return percentiles_below_itself(*self.percentiles_of_forward(), others=others)
+        return _scheduled_below_itself(self._percentiles, others).unbind()
 
-def _percentiles_below_itself(lower: float, upper: float, *, others: int) -> tuple[float, float]:
+
+def percentiles_below_itself(lower: float, upper: float, *, others: int) -> tuple[float, float]:
     """Percentiles among the other images' embeddings as percentiles among these and the query itself.
 
     The positive is excluded by its index. The query, of length 1, is the most similar of what remains: so it is left
@@ -118,3 +122,14 @@ def _percentiles_below_itself(lower: float, upper: float, *, others: int) -> tup
     ranks = ring_ranks(lower, upper, others)
     # The middle between two ranks: no rounding can move it to another one.
     return tuple(100 * (rank - 0.5) / (others + 1) if rank else 0.0 for rank in ranks)
+
+
+@torch.library.custom_op("iecl_fast::percentiles_below_itself", mutates_args=())
+def _scheduled_below_itself(percentiles: Tensor, others: int) -> Tensor:
+    """The same of percentiles that are data to a compiled graph, float64 (2,) on the CPU."""
+    return percentiles.new_tensor(percentiles_below_itself(*percentiles.tolist(), others=others))
+
+
+@_scheduled_below_itself.register_fake
+def _(percentiles: Tensor, others: int) -> Tensor:
+    return torch.empty_like(percentiles)

@@ -1,9 +1,10 @@
 """SimSiam (Chen and He 2021), with SAIB and spectral normalisation as arguments."""
 
+import torch
 from torch import Tensor, nn
 
 from iecl_fast.ssl.encoders import MLP, Encoder, check_counts, normalize_rows
-from iecl_fast.ssl.method import Method, mean_losses
+from iecl_fast.ssl.method import Method
 
 
 class SimSiam(Method):
@@ -23,7 +24,7 @@ class SimSiam(Method):
         spectral: normalise every convolution of the encoder by :func:`iecl_fast.spectral_norm`.
         entropy_weight: of the entropy that ``saib`` learns from; without the block there is no such term. 0 leaves the
             block as it was initialised.
-        saib_weight_decay, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
+        saib_weight_decay, terms_interval, jacobian_steps: see :class:`~iecl_fast.ssl.method.Method`.
         saib: block that transforms the target's view.
     """
 
@@ -36,6 +37,7 @@ class SimSiam(Method):
         spectral: bool = False,
         entropy_weight: float = 0.2,
         saib_weight_decay: float = 1e-4,
+        terms_interval: int = 1,
         jacobian_steps: int = 500,
         saib: nn.Module | None = None,
     ):
@@ -43,6 +45,7 @@ class SimSiam(Method):
             saib=saib,
             entropy_weight=entropy_weight,
             saib_weight_decay=saib_weight_decay,
+            terms_interval=terms_interval,
             jacobian_steps=jacobian_steps,
         )
         check_counts(dim=dim, hidden_dim=hidden_dim)
@@ -65,17 +68,14 @@ class SimSiam(Method):
         if self.saib is None:
             targets = [normalize_rows(projection) for projection in projections]
         else:
-            with self.transformed_view():
+            with self.transformed_view(), torch.set_grad_enabled(torch.is_grad_enabled() and self.has_terms()):
                 targets = [self.encoder(self.transform(view)) for view in views]
         parts = [self._half(projections[0], targets[1]), self._half(projections[1], targets[0])]
-        return mean_losses(parts)
+        return self.mean_losses(parts)
 
     def _half(self, projections: Tensor, targets: Tensor) -> dict[str, Tensor]:
         predictions = normalize_rows(self.predictor(projections))
         anchors = normalize_rows(projections.detach())
         self._embeddings = {"anchors": anchors, "others": targets.detach()}
         losses = {"similarity": -(predictions * targets.detach()).sum(dim=1).mean()}
-        if self.terms.active:
-            losses |= self.terms(targets, anchors)
-            self._embeddings["queries"] = targets.detach()
-        return losses
+        return losses | self.information_of(targets, anchors)

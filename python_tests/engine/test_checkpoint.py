@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from iecl_fast import __version__
 from iecl_fast.engine import checkpoint
 from iecl_fast.engine.checkpoint import (
     get_rng_state,
@@ -21,7 +22,16 @@ from iecl_fast.engine.checkpoint import (
 from iecl_fast.engine.errors import UsageError
 
 CPU = torch.device("cpu")
-EMPTY = dict.fromkeys(checkpoint.PARTS)
+NO_FAULTS = {"unreadable": [], "skipped_steps": 0, "skipped_in_a_row": 0}
+EMPTY = {
+    **{name: {} for name in ("config", "method", "optimizer", "precision", "versions")},
+    "faults": NO_FAULTS,
+    "rng": [],
+    "samples": 1,
+    "seconds": 0.5,
+    "step": 0,
+    "untrained": None,
+}
 
 
 def test_round_trip(tmp_path):
@@ -77,6 +87,14 @@ class Code:
         return (os.system, ("true",))
 
 
+class Touch:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -87,12 +105,28 @@ class Code:
         lambda path: torch.save([1, 2], path),
         lambda path: torch.save({"weights": 1}, path),
         lambda path: torch.save({"format": 99}, path),
+        lambda path: torch.save({"format": "1"}, path),
         lambda path: torch.save({"format": 1}, path),
+        lambda path: torch.save({**EMPTY, "format": 2, "step": "7"}, path),
         lambda path: torch.save({"format": 1, "code": Code()}, path),
         lambda path: path.write_bytes(pickle.dumps(Code())),
         lambda path: path.unlink(),
     ],
-    ids=["cut", "overwritten", "empty", "text", "list", "foreign", "format", "incomplete", "code", "pickle", "missing"],
+    ids=[
+        "cut",
+        "overwritten",
+        "empty",
+        "text",
+        "list",
+        "foreign",
+        "format",
+        "text",
+        "incomplete",
+        "types",
+        "code",
+        "pickle",
+        "missing",
+    ],
 )
 def test_a_damaged_or_foreign_file_is_said_with_its_name(tmp_path, damage):
     path = tmp_path / "last.ckpt"
@@ -103,16 +137,78 @@ def test_a_damaged_or_foreign_file_is_said_with_its_name(tmp_path, damage):
     assert "\n" not in str(caught.value)
 
 
+def test_no_flipped_bit_goes_unnoticed(tmp_path):
+    """Either the file is refused by name, or the bit means nothing and all is as it was."""
+    path = tmp_path / "last.ckpt"
+    state = {**EMPTY, "method": {"weight": torch.arange(300.0)}, "config": {"seed": 7}}
+    save_checkpoint(path, state)
+    whole, chance = path.read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            loaded = load_checkpoint(path)
+        except UsageError as error:
+            refused += 1
+            assert "last.ckpt" in str(error)
+        else:
+            assert torch.equal(loaded["method"].pop("weight"), state["method"]["weight"])
+            assert loaded == {**EMPTY, "format": checkpoint.FORMAT, "method": {}, "config": {"seed": 7}}
+    assert refused > 100
+
+
+def test_a_newer_version_is_named(tmp_path):
+    path = tmp_path / "last.ckpt"
+    torch.save({**EMPTY, "format": 3, "versions": {"iecl_fast": "9.1"}}, path)
+    with pytest.raises(UsageError, match=rf"format 3, written by iecl_fast 9\.1; iecl_fast {__version__} reads"):
+        load_checkpoint(path)
+
+
+def test_format_1_is_read_as_the_present_one(tmp_path):
+    path = tmp_path / "last.ckpt"
+    torch.save({**{name: part for name, part in EMPTY.items() if name != "faults"}, "format": 1}, path)
+    assert load_checkpoint(path) == {**EMPTY, "format": checkpoint.FORMAT}
+
+
+def test_no_code_runs(tmp_path):
+    """weights_only is what keeps it from running: the same file unpickled in full does run it."""
+    path, trace = tmp_path / "last.ckpt", tmp_path / "trace"
+    torch.save({**EMPTY, "format": checkpoint.FORMAT, "code": Touch(str(trace))}, path)
+    with pytest.raises(UsageError, match=r"last\.ckpt"):
+        load_checkpoint(path)
+    assert not trace.exists()
+    torch.load(path, weights_only=False)
+    assert trace.exists()
+
+
+def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path):
+    for name in (".last.ckpt.tmp", ".config.yaml.tmp", "mine.tmp", ".hidden", "last.ckpt"):
+        (tmp_path / name).write_text("")
+    checkpoint.remove_leftovers(tmp_path, tmp_path / "missing")
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.tmp", ".hidden", "last.ckpt"}
+
+
 def test_random_states_come_back_from_a_file(tmp_path):
     def draw():
         return random.random(), np.random.rand(), torch.rand(3).tolist(), np.random.randn()
 
     np.random.randn()  # leaves a cached second number, which is part of the state
-    save_checkpoint(tmp_path / "c", {**EMPTY, "rng": get_rng_state(CPU)})
+    save_checkpoint(tmp_path / "c", {**EMPTY, "rng": [get_rng_state(CPU)]})
     expected = draw()
     draw()
-    set_rng_state(load_checkpoint(tmp_path / "c")["rng"], CPU)
+    set_rng_state(load_checkpoint(tmp_path / "c")["rng"][0], CPU)
     assert draw() == expected
+
+
+@pytest.mark.parametrize("damage", [{}, {"python": 1}, {"torch": torch.zeros(3)}, {"numpy": ("MT19937",)}, None])
+def test_damaged_random_states_are_said(damage):
+    before = torch.get_rng_state()
+    state = None if damage is None else {**get_rng_state(CPU), **damage} if damage else {}
+    with pytest.raises(UsageError, match="random generators are damaged"):
+        set_rng_state(state, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_what_the_system_says_of_a_failed_write_is_said(tmp_path):

@@ -6,16 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 import yaml
 
 from iecl_fast.cli import main
-from iecl_fast.engine import pretrain as loop
+from iecl_fast.engine import run
 from iecl_fast.engine.checkpoint import load_checkpoint, save_checkpoint
-from iecl_fast.engine.config import resolve
+from iecl_fast.engine.errors import RunError
 from iecl_fast.engine.logging import RunLog, read_metrics
 
 TIMES = ("seconds",)
@@ -85,7 +84,6 @@ KILLED = """
 import signal, sys
 sys.path.insert(0, sys.argv[1])
 from test_pretrain import kill_at
-from iecl_fast.engine.config import resolve
 from iecl_fast.engine.logging import RunLog
 from iecl_fast.cli import main
 RunLog.write = kill_at(11, signal.SIGKILL)
@@ -131,7 +129,7 @@ def test_a_signal_while_the_untrained_encoder_is_measured(small_run, whole_run, 
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "measure", measure)
+        patch.setattr(run, "measure", measure)
         assert main(small_run("run")) == 130
     assert "--resume" in capsys.readouterr().err
     assert main(["pretrain", "--resume", str(tmp_path / "run")]) == 0
@@ -220,6 +218,26 @@ def test_a_data_set_of_another_size_is_said(whole_run, tmp_path, capsys):
     assert "the run saw 50 training images, digits now has 48" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"step": 19}, "step 19 of 18"),
+        ({"faults": {}}, "does not fit Faults"),
+        ({"method": {}}, "does not fit MoCo"),
+        ({"optimizer": {"state": 3}}, "does not fit SGD"),
+        ({"precision": {"scale": 1.0}, "rng": [3]}, "random generators are damaged"),
+    ],
+)
+def test_parts_that_are_none_are_said(whole_run, tmp_path, capsys, part, words):
+    folder = shutil.copytree(whole_run, tmp_path / "copy")
+    (folder / "result.json").unlink()
+    checkpoint = folder / "checkpoints" / "last.ckpt"
+    save_checkpoint(checkpoint, load_checkpoint(checkpoint) | part)
+    assert main(["pretrain", "--resume", str(folder)]) == 2
+    message = capsys.readouterr().err
+    assert words in message and "Traceback" not in message
+
+
 def test_a_diverged_run_stops_and_keeps_its_last_checkpoint(small_run, tmp_path, capsys):
     assert main(small_run("run", "optimizer.lr=1e30", "trainer.checkpoint_steps=1")) == 1
     message = capsys.readouterr().err
@@ -232,10 +250,10 @@ def test_a_diverged_run_stops_and_keeps_its_last_checkpoint(small_run, tmp_path,
 def test_the_number_of_threads_is_the_configured_one_and_comes_back(small_run, monkeypatch):
     def note(*_, **__):
         seen.append(torch.get_num_threads())
-        raise loop.RunError("seen enough")
+        raise RunError("seen enough")
 
     seen, before = [], torch.get_num_threads()
-    monkeypatch.setattr(loop, "measure", note)
+    monkeypatch.setattr(run, "measure", note)
     assert main(small_run("run", f"trainer.threads={before + 1}")) == 1
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
@@ -310,16 +328,3 @@ def test_two_processes_train_together(small_run, tmp_path):
     assert state["step"] == 6
     assert int(state["method"]["queue.filled"]) == 32
     assert len(state["rng"]) == 2
-
-
-def test_a_batch_that_devices_cannot_share(monkeypatch):
-    class Launched:
-        world_size = 3
-
-        def launch(self):
-            pass
-
-    monkeypatch.setattr(loop, "Fabric", lambda **_: Launched())
-    trainer = replace(resolve({}).trainer, batch_size=8)
-    with pytest.raises(loop.UsageError, match=r"a multiple of the number of devices, 3,"):
-        loop._launch_fabric(trainer)

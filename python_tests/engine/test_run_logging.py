@@ -4,6 +4,7 @@ import struct
 
 import pytest
 
+from iecl_fast.engine import curves
 from iecl_fast.engine.curves import draw_curves
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.logging import MetricsFile, read_metrics
@@ -32,6 +33,27 @@ def test_resumed_file_is_the_uninterrupted_one(tmp_path):
     with open(path, "a") as file:
         file.write("8,1,0.1")  # what a kill in the middle of a line leaves
     assert written(path, range(5, 11), last_step=4) == whole
+
+
+def test_columns_that_an_older_version_did_not_write(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n1,0.5\n2,0.25\n")
+    for _ in range(2):  # also when they are there
+        metrics = MetricsFile(path, last_step=2, added={"unreadable_images": 0, "skipped_steps": 0})
+        metrics.close()
+        assert path.read_text() == "step,loss,unreadable_images,skipped_steps\n1,0.5,0,0\n2,0.25,0,0\n"
+    metrics = MetricsFile(path, last_step=2)
+    metrics.write({"step": 3, "loss": 0.125, "unreadable_images": 1, "skipped_steps": 0})
+    metrics.close()
+    assert read_metrics(path)[-1] == {"step": 3, "loss": 0.125, "unreadable_images": 1, "skipped_steps": 0}
+
+
+def test_counts_have_a_panel_only_where_there_is_something_to_count(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(curves, "_draw", lambda panels, *_: drawn.update(panels))
+    (tmp_path / "metrics.csv").write_text("step,loss,unreadable_images,skipped_steps\n1,0.5,0,0\n2,0.25,0,3\n")
+    curves.draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
+    assert list(drawn) == ["loss", "skipped steps"]
 
 
 def test_a_new_run_begins_an_empty_file(tmp_path):

@@ -144,3 +144,10 @@ def test_usage_errors(arguments, words, tmp_path, monkeypatch, capsys):
     assert main(["sweep", *arguments]) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_no_work_for_torchrun(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    assert main(["sweep", "digits"]) == 2
+    assert "start it without torchrun" in capsys.readouterr().err

@@ -205,6 +205,7 @@ def test_features_that_are_not_finite_give_nan():
     rows[2, 1] = math.inf
     assert gaussian_entropy(rows).isnan()
     assert gaussian_kl(rows, normal(8, 4, 2)).isnan()
+    assert effective_rank(rows).isnan()
 
 
 @pytest.mark.parametrize(

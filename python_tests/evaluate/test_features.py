@@ -1,5 +1,7 @@
 """Features are those of the frozen backbone, and the backbone is left as it was."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning_fabric import Fabric
@@ -7,8 +9,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from iecl_fast.engine.errors import RunError
+from iecl_fast.engine.faults import Faults
 from iecl_fast.engine.settings import EvaluateConfig
-from iecl_fast.evaluate.features import extract_features, frozen
+from iecl_fast.evaluate import features as module
+from iecl_fast.evaluate.features import extract_features, frozen, unchanged
 from iecl_fast.evaluate.protocols import measure
 
 
@@ -69,23 +73,13 @@ def test_mode_comes_back_after_an_error(backbone):
     assert backbone.training
 
 
-class SecondOfTwo:
-    """The second of two ranks, whose partner's part is known."""
-
-    global_rank, world_size, device = 1, 2, torch.device("cpu")
-
-    def __init__(self, part):
-        self.part = part
-
-    def all_gather(self, tensor):
-        return torch.stack([self.part[tensor.dtype], tensor])
-
-
-def test_ranks_put_their_parts_together(backbone, fabric):
+def test_ranks_put_their_parts_together(backbone, fabric, monkeypatch):
     data = Images(rows=7)
     whole, labels = extract_features(backbone, data, fabric=fabric, batch_size=3)
-    first = {torch.float32: whole[:4], torch.int64: labels[:4]}
-    features, targets = extract_features(backbone, data, fabric=SecondOfTwo(first), batch_size=3)
+    first = {torch.float32: whole[:4], torch.int64: labels[:4], torch.bool: torch.ones(4, dtype=torch.bool)}
+    second = SimpleNamespace(global_rank=1, world_size=2, device=torch.device("cpu"))
+    monkeypatch.setattr(module, "gather_rows", lambda rows: torch.cat([first[rows.dtype], rows]))
+    features, targets = extract_features(backbone, data, fabric=second, batch_size=3, faults=Faults(fabric))
     torch.testing.assert_close(features, whole)
     assert torch.equal(targets, labels)
 
@@ -99,6 +93,20 @@ def test_an_unreadable_image_is_one_line(backbone, fabric, workers):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_images_are_left_out_as_far_as_is_allowed(backbone, fabric, workers):
+    whole, labels = extract_features(backbone, Images(rows=9), fabric=fabric, batch_size=4)
+    faults = Faults(fabric, max_unreadable=2)
+    loading = {"fabric": fabric, "batch_size": 4, "workers": workers, "faults": faults}
+    features, targets = extract_features(backbone, Images(rows=9, broken=[5, 0]), **loading)
+    kept = [1, 2, 3, 4, 6, 7, 8]
+    torch.testing.assert_close(features, whole[kept])
+    assert torch.equal(targets, labels[kept])
+    assert len(faults.unreadable) == 2
+    with pytest.raises(RunError, match=r"3 images cannot be read, data.max_unreadable=2"):
+        extract_features(backbone, Images(rows=9, broken=[3]), **loading)
+
+
 def test_measure_takes_only_the_protocols_asked_for(backbone, fabric):
     data = Images(rows=30)
     options = EvaluateConfig(linear_iterations=5)
@@ -106,5 +114,36 @@ def test_measure_takes_only_the_protocols_asked_for(backbone, fabric):
     both = measure(backbone, data, data, 3, ("knn", "linear"), options=options, fabric=fabric)
     assert knn.keys() == {"knn_top1", "knn_top5", "knn_k", "knn_temperature"}
     assert knn.items() <= both.items()
-    assert both["linear_iterations"] == 5
+    assert (knn["knn_k"], knn["knn_temperature"]) == (30, 0.07)  # k is clipped to the images
+    assert (both["linear_protocol"], both["linear_iterations"]) == ("lbfgs", 5)
     assert 1 / 3 < both["linear_top1"] <= 1
+
+
+def test_an_encoder_that_does_not_stay_as_it_was_is_an_error(backbone, fabric):
+    """Batch norm that learns in evaluation mode, as a part that counts its calls would."""
+
+    def learn(module, inputs, output):
+        module.running_mean += 1.0
+
+    data = Images(rows=30)
+    backbone[1].register_forward_hook(learn)
+    with pytest.raises(RunError, match=r"stay frozen.*have changed: 1\.running_mean$"):
+        measure(backbone, data, data, 3, ("knn",), options=EvaluateConfig(), fabric=fabric)
+
+
+def test_changes_of_every_kind_are_seen(backbone):
+    def weight():
+        backbone[0].weight.data[0, 0, 0, 0] += 1e-6
+
+    def count():
+        backbone[1].num_batches_tracked += 1
+
+    def fresh():
+        backbone[1].register_buffer("fresh", torch.zeros(1))
+
+    for change, words in ((weight, "0.weight"), (count, "1.num_batches_tracked"), (fresh, "new ones")):
+        with pytest.raises(RunError, match=words), unchanged(backbone):
+            change()
+    backbone[0].weight.data[0] = float("nan")
+    with unchanged(backbone):
+        pass  # NaN is no change

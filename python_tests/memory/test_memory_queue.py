@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from iecl_fast.memory import MemoryQueue, gather_rows
@@ -18,7 +18,6 @@ def in_order(queue):
     return torch.roll(queue.keys, -int(queue.pointer), dims=0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(num_keys=st.integers(1, 12), sizes=st.lists(st.integers(0, 30), max_size=12))
 def test_after_any_batches_it_holds_the_last_keys_in_order(num_keys, sizes):
     queue = MemoryQueue(num_keys, 2, with_ids=True)

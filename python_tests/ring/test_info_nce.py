@@ -183,6 +183,20 @@ def test_plain_loss_is_cross_entropy():
     torch.testing.assert_close(ring_info_nce(query, query.flip(0), keys), expected)
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_temperature_of_any_shape_with_one_element(shape, n):
+    query, keys = query_and_keys("unit", n, 50, 6, torch.float32)
+    results = []
+    for temperature in (torch.tensor(0.3), torch.full(shape, 0.3)):
+        leaves = [tensor.clone().requires_grad_() for tensor in (query, query, keys, temperature)]
+        loss = ring_info_nce(*leaves[:3], lower=10, upper=90, temperature=leaves[3], reduction="none")
+        results.append([loss, *torch.autograd.grad(loss.sum(), leaves)])
+    assert results[1][4].shape == shape
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other.reshape(one.shape))
+
+
 def test_reductions():
     query, keys = query_and_keys("unit", 8, 500, 16, torch.float32)
     none = ring_info_nce(query, query, keys, reduction="none")

@@ -7,7 +7,7 @@ import torch
 
 from iecl_fast.ring import RingSchedule, ring_ranks
 from iecl_fast.ssl import SimCLR, build_method
-from iecl_fast.ssl.simclr import _percentiles_below_itself
+from iecl_fast.ssl.simclr import percentiles_below_itself
 from toys import Block, Flat, Normed, assert_same_state, train_step, two_views
 
 
@@ -65,7 +65,7 @@ def test_the_ring_is_of_the_others_alone(others):
             expected = ring_ranks(lower, upper, others)
         except ValueError:
             continue
-        translated = _percentiles_below_itself(lower, upper, others=others)
+        translated = percentiles_below_itself(lower, upper, others=others)
         assert ring_ranks(*translated, others + 1) == expected
 
 
