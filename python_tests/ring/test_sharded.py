@@ -1,5 +1,8 @@
 """Rings over keys that are spread over ranks are those of one process that holds all keys."""
 
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -65,7 +68,7 @@ def test_draws_the_keys_that_one_process_draws(kind, sizes, monkeypatch):
             assert_draws_alike(monkeypatch, query, keys, sizes, ring, exclude)
 
 
-def test_one_element_of_each_rank():
+def test_a_similarity_has_the_same_bits_on_any_rank():
     """A key has the same similarity to the bit, wherever it lies among others."""
     for channels in (3, 64, 200):
         query, keys = query_and_keys("random", 9, 1500, channels, torch.float32)
@@ -75,6 +78,21 @@ def test_one_element_of_each_rank():
             assert torch.equal(torch.cat(parts, dim=1), whole)
             sample = shard.sample(query, keys[-sizes[-1] :], min(sizes[-1], 193))
             assert (sample[:, :, None] == whole[:, None, -sizes[-1] :]).any(dim=2).all()
+
+
+def some_similarities():
+    generator = torch.Generator().manual_seed(0)
+    return ring_sample(torch.randn(9, 200, generator=generator), torch.randn(700, 200, generator=generator), 0, 100)
+
+
+def test_avx2_and_avx512_agree(tmp_path):
+    """So that the machines of ranks need not be alike."""
+    if torch.ops.iecl_fast._instruction_set() != "avx512":
+        pytest.skip("this machine has no AVX-512")
+    code = "import sys, torch; from ring.test_sharded import some_similarities as s; torch.save(s(), sys.argv[1])"
+    environment = {**os.environ, "IECL_FAST_ISA": "avx2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code, tmp_path / "avx2.pt"], check=True, env=environment)
+    assert torch.equal(torch.load(tmp_path / "avx2.pt"), some_similarities())
 
 
 def test_windows_that_miss_are_noticed(monkeypatch):

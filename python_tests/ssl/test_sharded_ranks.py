@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from small import Pixels
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +14,7 @@ from iecl_fast import MemoryBank, RingSchedule, ring_info_nce, ring_sample
 from iecl_fast.memory_sharded import ShardedMemoryBank
 from iecl_fast.ring import sharded
 from iecl_fast.ssl import CMC, InstanceDiscrimination, LabBackbone
-from ranks import run_on_ranks
+from ranks import run_on_group_sizes
 from ring.cases import query_and_keys
 
 WORLDS = (2, 3)
@@ -145,7 +146,8 @@ def train_on_rank(rank, world, name):
     return train(method, DistributedDataParallel(method), slice(equal * rank, equal * (rank + 1)))
 
 
-def everything(rank, world, state):
+def everything(rank, state):
+    world = dist.get_world_size()
     results = {
         "bank": bank_on_rank(rank, world),
         "resumed": resumed_on_rank(rank, world, state),
@@ -170,10 +172,15 @@ def one_bank():
     return MemoryBank(NUM_ITEMS, DIM)
 
 
+@pytest.fixture(scope="module")
+def of_groups(tmp_path_factory, one_bank):
+    folder = tmp_path_factory.mktemp("ranks")
+    return run_on_group_sizes(everything, folder, one_bank.state_dict(), world_sizes=WORLDS)
+
+
 @pytest.fixture(scope="module", params=WORLDS)
-def of_ranks(request, tmp_path_factory, one_bank):
-    world = request.param
-    return run_on_ranks(everything, tmp_path_factory.mktemp("ranks"), world, one_bank.state_dict(), world_size=world)
+def of_ranks(request, of_groups):
+    return of_groups[request.param]
 
 
 @pytest.mark.parametrize(("kind", "num_keys", "dtype"), PROBLEMS)
