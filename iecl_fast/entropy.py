@@ -2,8 +2,8 @@
 
 All functions take one row for each sample, work in float32 (float64 for float64 features) whatever autocast says, and
 are differentiable. They estimate *differential* entropies, in nats: they depend on the features' scale and may be
-negative. A result is NaN where features are not finite, or so large that in float32 the noise floor is lost beside
-their variance.
+negative. A result is not finite where features are not, and NaN where they are so large that in float32 the noise
+floor is lost beside their variance.
 
 What to know of Zhang et al., "Maximizing Incremental Information Entropy for Contrastive Learning" (2026): its equation
 16 adds the entropy to a loss that is minimised, which would lower it, and measures the divergence from the anchors'
@@ -108,7 +108,8 @@ def uniformity(features: Tensor, *, t: float = 2.0) -> Tensor:
         squares = (norms[:, None] + norms - 2 * (rows @ rows.T)).clamp_min(0)
         itself = torch.eye(n, dtype=torch.bool, device=rows.device)
         exponents = (-t * squares).masked_fill(itself, -torch.inf)
-        return torch.logsumexp(exponents.flatten(), dim=0) - math.log(n * (n - 1))
+        result = torch.logsumexp(exponents.flatten(), dim=0) - math.log(n * (n - 1))
+        return torch.where(rows.isfinite().all(), result, torch.nan)  # else a row at infinity is just far from others
 
 
 def gaussian_kl(

@@ -18,7 +18,7 @@ _examples = {"passed": 0, "tests": 0}
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
     """Hypothesis says of each test how many examples passed in each of its phases."""
-    passed = re.findall(r"(\d+) passing examples", getattr(item, "hypothesis_statistics", ""))
+    passed = re.findall(r"(\d+) passing", getattr(item, "hypothesis_statistics", ""))
     _examples["passed"] += sum(map(int, passed))
     _examples["tests"] += bool(passed)
 

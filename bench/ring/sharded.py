@@ -1,9 +1,9 @@
-"""A bank spread over ranks: bytes that a rank receives for a query, and what a step takes, beside one process.
+"""A bank spread over ranks: bytes that a rank receives for a query, and what a step costs, beside one process.
 
     python -m bench.ring.sharded [--keys 1281167] [--ranks 1 2 3] [--queries 256]
 
-The ranks are processes of this machine that form a gloo group, with one thread each: the traffic is that of a network,
-the times are not. Queries are of all ranks together.
+The ranks are processes of this machine that form a gloo group. The traffic is that of a network, waiting is not: so the
+cost is the time of a processor, of one thread. Queries are of all ranks together.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def steps(info_nce, sample, queries, keys):
 
 
 def measure_rank(rank, ranks, num_queries, num_keys, channels):
-    """For each step bytes that came for a query, collectives, and seconds."""
+    """For each step bytes that came for a query, collectives, and seconds of a processor."""
     torch.set_num_threads(1)
     keys = unit_rows((rank + 1) * num_keys // ranks - rank * num_keys // ranks, channels, rank)
     queries = unit_rows(num_queries // ranks, channels, 100 + rank)
@@ -53,24 +53,24 @@ def measure_rank(rank, ranks, num_queries, num_keys, channels):
     for step in steps(sharded.ring_info_nce, sharded.ring_sample, queries, keys).values():
         with counted_traffic() as traffic:
             step()
-        start = time.perf_counter()
+        start = time.process_time()
         step()
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         results.append([traffic.bytes / (len(queries) * ranks), traffic.calls, seconds])
     return torch.tensor(results, dtype=torch.float64)
 
 
 def one_process(num_queries, num_keys, channels):
-    """Seconds of each step with all keys and one thread."""
+    """Seconds of a processor for each step with all keys."""
     torch.set_num_threads(1)
     seconds = []
     for step in steps(
         ring_info_nce, ring_sample, unit_rows(num_queries, channels, 100), unit_rows(num_keys, channels, 0)
     ).values():
         step()
-        start = time.perf_counter()
+        start = time.process_time()
         step()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return seconds
 
 
@@ -83,7 +83,8 @@ def main():
     options = parser.parse_args()
     shape = options.queries, options.keys, options.channels
     print(f"N={shape[0]}, K={shape[1]}, C={shape[2]}, float32, ring 90..99, forward and backward\n")
-    print("| | ranks | KB a query | collectives | seconds | of one process |\n|---|---|---|---|---|---|")
+    print("| | ranks | KB a query | collectives | processor seconds of a rank | of one process with all keys |")
+    print("|---|---|---|---|---|---|")
     alone = one_process(*shape)
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory() as folder:

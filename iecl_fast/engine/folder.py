@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from iecl_fast.engine.checkpoint import is_leftover, load_checkpoint, remove_leftovers, whole_file
-from iecl_fast.engine.config import differences, parse_yaml
+from iecl_fast.engine.config import differences, parse_yaml, resolve
 from iecl_fast.engine.errors import UsageError
 
 
@@ -120,6 +120,7 @@ def find_folder(config, resume):
         return RunFolder.for_new_run(config.output or default_output(config))
     folder = RunFolder.of_run(resume)
     saved = load_checkpoint(folder.checkpoint)["config"] if folder.checkpoint.exists() else folder.read_config()
+    saved = resolve(saved).to_dict()  # with the values of keys that came after it
     if changed := differences(saved, config.to_dict()):
         lines = "".join(f"\n  {key}: the run has {old!r}, asked for is {new!r}" for key, old, new in changed)
         raise UsageError(f"{resume} cannot be resumed with another configuration:{lines}")

@@ -107,8 +107,10 @@ def _configuration(saved, overrides):
     if config.data.name != saved["data"]["name"]:
         size = {"image_size": saved["views"]["image_size"]}
         config = resolve(merge(saved | {"evaluate": evaluate, "views": size}, overrides))
+    # With the values of keys that came after it.
+    original = resolve(saved | {"data": {"name": "digits"}, "evaluate": {}}).to_dict()
     for group in ("method", "ring", "saib", "encoder"):
-        if config.to_dict()[group] != saved[group]:
+        if config.to_dict()[group] != original[group]:
             raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
     return config
 

@@ -24,7 +24,7 @@ from iecl_fast.ring import shard
 UNSAMPLED = 4096  # a holder of so few keys lists them all
 DIGITS = (30, 24, 18, 12, 6, 0)  # shifts, of 6 bits each from the top
 DEVIATIONS = (4.0, 16.0)  # of the windows; then all keys
-LISTED = 4 * 2**20  # keys in the windows of queries that are done together, about, on the holder of the most keys
+LISTED = 12 * 2**20  # keys in the windows of queries that are done together, about, on the holder of the most keys
 
 
 def sample_size(num_keys: int) -> int:

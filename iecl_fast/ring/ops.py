@@ -236,7 +236,8 @@ class _OnceDifferentiable(torch.autograd.Function):
         raise RuntimeError(f"iecl_fast.{ctx.operator} has no second derivative")
 
 
-def _once_differentiable(operator: str, gradients: list[Tensor | None], *sources: Tensor) -> tuple[Tensor | None, ...]:
+def once_differentiable(operator: str, gradients: list[Tensor | None], *sources: Tensor) -> tuple[Tensor | None, ...]:
+    """What a backward pass returns, so that to differentiate it once more is an error."""
     if not torch.is_grad_enabled():  # no create_graph
         return tuple(gradients)
     return tuple(None if g is None else _OnceDifferentiable.apply(operator, g, *sources) for g in gradients)
@@ -259,7 +260,7 @@ def sample_backward(ctx, gradient, _):
             gradients[0] = _kernels.ring_sample_query_gradient(weights, indices, keys).to(query.dtype)
         if ctx.needs_input_grad[1]:
             gradients[1] = _kernels.ring_sample_keys_gradient(weights, indices, query, keys.shape[0]).to(keys.dtype)
-    return _once_differentiable("ring_sample", gradients, gradient, query, keys)
+    return once_differentiable("ring_sample", gradients, gradient, query, keys)
 
 
 def info_nce_context(ctx, inputs, output):
@@ -297,7 +298,7 @@ def info_nce_backward(ctx, gradient, *_):
             slope = (gradient[:, None] * row_gradient * query).sum(dtype=torch.float64)
             gradients[3] = (-slope / temperature).to(temperature.dtype).reshape(temperature.shape)
     sources = [source for source in (query, positive_key, keys, temperature) if source is not None]
-    return _once_differentiable("ring_info_nce", gradients, gradient, *sources)
+    return once_differentiable("ring_info_nce", gradients, gradient, *sources)
 
 
 torch.library.register_autograd("iecl_fast::ring_sample", sample_backward, setup_context=sample_context)

@@ -29,7 +29,8 @@ def _has_kernels(tensor: Tensor) -> bool:
 def order_keys(similarities: Tensor) -> Tensor:
     """Of float32 similarities."""
     bits = (similarities + 0.0).view(torch.int32)
-    return torch.where(similarities.isnan(), NAN_KEY, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+    keys = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
+    return keys.masked_fill_(similarities.isnan(), NAN_KEY)
 
 
 def sample(query: Tensor, keys: Tensor, size: int) -> Tensor:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from iecl_fast.exchange import Exchange
 from iecl_fast.ring import functional, shard
 from iecl_fast.ring.agreement import local_ranks
-from iecl_fast.ring.ops import all_ranks, check_temperature
+from iecl_fast.ring.ops import all_ranks, check_temperature, once_differentiable
 
 
 def ring_info_nce(
@@ -60,7 +59,7 @@ def ring_info_nce(
         temperature = torch.full((), number, dtype=torch.float64, device=query.device)
     inputs = (query, positive_key, temperature)
     wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         joined = _Joined(
             query, local_keys, lower, upper, exclude, Exchange(group), {"temperature": number}, wants_gradient
         )
@@ -94,7 +93,7 @@ def ring_sample(
     local_keys = functional.as_keys(query, local_keys, "local_keys", "KC")
     if num_samples < 1:
         raise ValueError(f"num_samples = {num_samples} is not allowed: at least 1")
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         exchange = Exchange(group)
         joined = _Joined(query, local_keys, lower, upper, exclude, exchange, {"num_samples": num_samples}, False)
         shape = (query.shape[0], num_samples)
@@ -227,19 +226,19 @@ class _InfoNCE(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, temperature, loss, row_gradient = ctx.saved_tensors
         gradients = [None] * 5
-        if ctx.needs_input_grad[0]:
-            gradients[0] = (gradient[:, None] * row_gradient).to(query.dtype)
-        if ctx.needs_input_grad[1]:
-            factor = gradient * torch.expm1(-loss) / temperature  # the softmax weight of the positive is exp(-loss)
-            gradients[1] = (factor[:, None] * query).to(ctx.dtype)
-        if ctx.needs_input_grad[2]:
-            slope = (gradient[:, None] * row_gradient * query).sum(dtype=torch.float64)
-            gradients[2] = (-slope / temperature).to(temperature.dtype).reshape(temperature.shape)
-        return tuple(gradients)
+        with torch.no_grad():
+            if ctx.needs_input_grad[0]:
+                gradients[0] = (gradient[:, None] * row_gradient).to(query.dtype)
+            if ctx.needs_input_grad[1]:
+                factor = gradient * torch.expm1(-loss) / temperature  # the softmax weight of the positive is exp(-loss)
+                gradients[1] = (factor[:, None] * query).to(ctx.dtype)
+            if ctx.needs_input_grad[2]:
+                slope = (gradient[:, None] * row_gradient * query).sum(dtype=torch.float64)
+                gradients[2] = (-slope / temperature).to(temperature.dtype).reshape(temperature.shape)
+        return once_differentiable("ring.sharded.ring_info_nce", gradients, gradient, query, temperature)
 
 
 class _Draws:
@@ -315,12 +314,12 @@ class _Sample(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, draws: _Draws) -> Tensor:
         ctx.draws = draws
-        ctx.save_for_backward(draws.joined.keys)  # whose change before the backward pass is an error
-        ctx.dtype = query.dtype
+        ctx.save_for_backward(query, draws.joined.keys)  # whose change before the backward pass is an error
         return draws.answer(draws.similarities)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        _ = ctx.saved_tensors
-        return ctx.draws.query_gradient(gradient).to(ctx.dtype), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, _ = ctx.saved_tensors
+        with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+            gradients = [ctx.draws.query_gradient(gradient).to(query.dtype), None]
+        return once_differentiable("ring.sharded.ring_sample", gradients, gradient, query)

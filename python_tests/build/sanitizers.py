@@ -67,8 +67,8 @@ def sanitized_package(folder: Path) -> Path:
     return folder
 
 
-def watched(command: list[str], **environment: str) -> subprocess.CompletedProcess:
-    """Run Python so that the sanitizers watch what it loads. Its own leaks are left out."""
+def watched(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Run Python in a folder so that the sanitizers watch what it loads. Its own leaks are left out."""
     # libstdc++ first, too: else exceptions are thrown past the sanitizer.
     preload = ":".join(path for path in map(runtime, ("libasan.so", "libubsan.so", "libstdc++.so.6")) if path)
     variables = {
@@ -80,4 +80,4 @@ def watched(command: list[str], **environment: str) -> subprocess.CompletedProce
         "OMP_NUM_THREADS": "2",
         **environment,
     }
-    return subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *command], cwd=folder, env=variables, capture_output=True, text=True)

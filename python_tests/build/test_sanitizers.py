@@ -52,7 +52,7 @@ def test_they_are_awake(call, report, tmp_path):
     source = tmp_path / "faults.cpp"
     source.write_text(FAULTS)
     library = sanitizers.build("faults.so", [source], sanitizers.MEMORY, ["-shared"])
-    result = sanitizers.watched(["-c", f"import ctypes; ctypes.CDLL({str(library)!r}).{call}"])
+    result = sanitizers.watched(["-c", f"import ctypes; ctypes.CDLL({str(library)!r}).{call}"], tmp_path)
     assert (result.returncode == 0) == (report is None), result.stderr
     assert report is None or report in result.stderr
 
@@ -61,8 +61,7 @@ def test_they_are_awake(call, report, tmp_path):
 def test_operators_stay_within_their_memory(package, isa):
     """The fuzz tests of the operators, and the cases that need many keys."""
     code = "import iecl_fast, torch; print(iecl_fast.__file__, torch.ops.iecl_fast._instruction_set())"
-    environment = {"IECL_FAST_ISA": isa, "PYTHONPATH": str(package)}
-    here = sanitizers.watched(["-c", code], **environment)
+    here = sanitizers.watched(["-c", code], package, IECL_FAST_ISA=isa)
     assert here.returncode == 0 and here.stdout.startswith(str(package)), here.stderr
     if here.stdout.split()[-1] != isa:
         pytest.skip(f"this machine has no {isa}")
@@ -76,7 +75,8 @@ def test_operators_stay_within_their_memory(package, isa):
         tests / "ring" / "test_info_nce.py::test_tied_keys",
         tests / "ring" / "test_info_nce.py::test_a_sample_that_misleads_is_noticed",
     ]
-    result = sanitizers.watched(["-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, chosen)], **environment)
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, chosen)]
+    result = sanitizers.watched(command, package, IECL_FAST_ISA=isa)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-6000:]
 
 

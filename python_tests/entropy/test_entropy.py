@@ -206,6 +206,7 @@ def test_features_that_are_not_finite_give_nan():
     assert gaussian_entropy(rows).isnan()
     assert gaussian_kl(rows, normal(8, 4, 2)).isnan()
     assert effective_rank(rows).isnan()
+    assert uniformity(rows).isnan()
 
 
 @pytest.mark.parametrize(

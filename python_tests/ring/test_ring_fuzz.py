@@ -170,9 +170,9 @@ def test_gradients_of_members_and_draws(data):
 
 
 def assert_within(got, exact, error):
-    """Beyond ``error``, rounding to got's own dtype."""
+    """Beyond ``error``, rounding to got's own dtype, and of a few float32 terms below the normal ones."""
     limits = torch.finfo(got.dtype)
-    allowed = error + exact.abs() * limits.eps + limits.smallest_normal * limits.eps
+    allowed = error + exact.abs() * limits.eps + limits.smallest_normal * limits.eps + 32 * 2.0**-149
     counts = exact.abs() + allowed < limits.max
     wrong = counts & ~((got.double() - exact).abs() <= allowed)
     assert not wrong.any(), f"{got[wrong].tolist()[:3]} for {exact[wrong].tolist()[:3]}, allowed {allowed[wrong][:3]}"

@@ -20,7 +20,15 @@ WORLDS = (2, 3)
 NUM_ITEMS, DIM = 11, 8
 # Of three steps, for the batch of all ranks: an entry comes twice on a rank and on several.
 INDEX = torch.tensor([[3, 0, 8, 3, 1, 8], [7, 7, 2, 5, 7, 6], [1, 2, 3, 9, 10, 2]])
-PROBLEMS = (("unit", 500), ("ties", 9001), ("nan", 9001), ("infinite", 9001), ("signed_zeros", 400), ("constant", 9001))
+FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+PROBLEMS = (
+    ("unit", 500, FLOAT),
+    ("ties", 9001, BRAIN),
+    ("nan", 9001, FLOAT),
+    ("infinite", 9001, HALF),
+    ("signed_zeros", 400, FLOAT),
+    ("constant", 9001, FLOAT),
+)
 QUERIES = 12
 METHODS = ("ir", "ir_nce", "cmc")
 
@@ -32,9 +40,9 @@ def parts(world, count):
     return [slice(start, end) for start, end in pairwise(starts)]
 
 
-def problem(kind, num_keys):
+def problem(kind, num_keys, dtype):
     torch.manual_seed(num_keys)
-    return *query_and_keys(kind, QUERIES, num_keys, 6, torch.float32), torch.randint(-1, num_keys, (QUERIES,))
+    return *query_and_keys(kind, QUERIES, num_keys, 6, dtype), torch.randint(-1, num_keys, (QUERIES,))
 
 
 def rings(functions, query, keys, exclude, loss_only=False):
@@ -54,8 +62,8 @@ def rings(functions, query, keys, exclude, loss_only=False):
     }
 
 
-def rings_on_rank(rank, world, kind, num_keys):
-    query, keys, exclude = problem(kind, num_keys)
+def rings_on_rank(rank, world, kind, num_keys, dtype):
+    query, keys, exclude = problem(kind, num_keys, dtype)
     here = parts(world, QUERIES)[rank]
     functions = sharded.ring_info_nce, sharded.ring_sample
     return rings(functions, query[here], keys[parts(world, num_keys)[rank]], exclude[here])
@@ -91,7 +99,10 @@ def bank_on_rank(rank, world):
     first = bank.state_dict()
     moved_bank(bank, parts(world, INDEX.shape[1])[rank])
     index = torch.tensor([[NUM_ITEMS - 1, 0, 5, 0], [3], []][rank]).long()
+    tiny = ShardedMemoryBank(2, DIM, momentum=0.0)  # of three ranks one has nothing
+    tiny.update(torch.eye(DIM)[rank : rank + 1], torch.tensor([1]))
     return {
+        "tiny": tiny.entries(torch.tensor([1, 1])),
         "first": first,
         "after": after,
         "entries": bank.entries(index),
@@ -141,8 +152,8 @@ def everything(rank, world, state):
         "traffic": [traffic_on_rank(rank, world, num_keys) for num_keys in (5_000, 20_000)],
         "disagreement": "",
     }
-    for kind, num_keys in PROBLEMS:
-        results[f"ring {kind}"] = rings_on_rank(rank, world, kind, num_keys)
+    for kind, num_keys, dtype in PROBLEMS:
+        results[f"ring {kind}"] = rings_on_rank(rank, world, kind, num_keys, dtype)
     results["again"] = rings_on_rank(rank, world, *PROBLEMS[0])
     for name in METHODS:
         results[name] = train_on_rank(rank, world, name)
@@ -165,15 +176,15 @@ def of_ranks(request, tmp_path_factory, one_bank):
     return run_on_ranks(everything, tmp_path_factory.mktemp("ranks"), world, one_bank.state_dict(), world_size=world)
 
 
-@pytest.mark.parametrize(("kind", "num_keys"), PROBLEMS)
-def test_rings_are_those_of_one_process(of_ranks, kind, num_keys):
-    query, keys, exclude = problem(kind, num_keys)
+@pytest.mark.parametrize(("kind", "num_keys", "dtype"), PROBLEMS)
+def test_rings_are_those_of_one_process(of_ranks, kind, num_keys, dtype):
+    query, keys, exclude = problem(kind, num_keys, dtype)
     world = len(of_ranks)
     for rank, here in enumerate(parts(world, QUERIES)):
         result = of_ranks[rank][f"ring {kind}"]
         expected = rings((ring_info_nce, ring_sample), query[here], keys, exclude[here])
         assert torch.equal(result["indices"], expected["indices"])
-        assert torch.equal(result["draws"].view(torch.int32), expected["draws"].view(torch.int32))
+        assert torch.equal(result["draws"].view(torch.uint8), expected["draws"].view(torch.uint8))
         for name in ("loss", "loss_gradient", "draws_gradient"):
             torch.testing.assert_close(result[name], expected[name], equal_nan=True)
 
@@ -212,6 +223,8 @@ def test_a_bank_in_parts_is_a_bank(of_ranks, one_bank):
     assert torch.equal(first["entries"], moved.keys[[NUM_ITEMS - 1, 0, 5, 0]])
     assert torch.equal(others[0]["entries"], moved.keys[[3]])
     assert all(torch.equal(result["bank"]["after"], after) for result in of_ranks)
+    last = torch.eye(DIM)[len(of_ranks) - 1].expand(2, DIM)  # the key of the last rank
+    assert all(torch.equal(result["bank"]["tiny"], last) for result in of_ranks)
 
 
 def test_resumes_on_another_number_of_ranks(of_ranks, one_bank):
