@@ -18,6 +18,7 @@ from iecl_fast.engine.config import (
 )
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.settings import MAY_DIFFER
+from iecl_fast.ssl import METHODS
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -192,8 +193,8 @@ def test_differences_name_each_key_and_leave_out_what_may_differ():
 
 
 def test_what_may_differ_exists():
-    flat = configuration.flatten(resolve({}).to_dict())
-    assert set(MAY_DIFFER) <= flat.keys()
+    configs = (resolve({"method": {"name": name}}).to_dict() for name in METHODS)
+    assert set(MAY_DIFFER) <= {key for config in configs for key in configuration.flatten(config)}
 
 
 def test_keys_are_listed_as_they_are_typed():
