@@ -11,7 +11,7 @@ from iecl_fast.evaluate.dense.annotations import Annotated, Malformed, Objects, 
 
 FILES = {"faster_rcnn": "instances", "mask_rcnn": "instances", "keypoint_rcnn": "person_keypoints"}
 PAIRS = (("train2017", "val2017"), ("train2014", "val2014"), ("train", "val"))
-SLACK = 1.0  # pixels that COCO's own boxes, which are rounded, may reach beyond the image
+SLACK = 1.0  # pixels that a box, whose coordinates are fractions and rounded, may reach beyond the image
 
 
 def is_coco(folder):
@@ -30,8 +30,8 @@ def default_lists(folder, model):
 def read_objects(folder, names, model):
     """The images of the parts and the objects in them: boxes, and what the model needs beside them.
 
-    Categories become 1 .. n in the order of their ids. An object whose box is empty, of which COCO has a few, is left
-    out and counted.
+    Categories become 1 .. n in the order of their ids. An object whose box has no width or no height
+    is left out and counted.
 
     Args:
         folder: `Path`.

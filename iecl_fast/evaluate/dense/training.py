@@ -45,7 +45,7 @@ class Training:
         steps_per_epoch, total_steps: ints.
 
     Raises:
-        UsageError: fewer images than two steps of batch norm can do with.
+        UsageError: fewer than two images.
     """
 
     def __init__(self, fabric, network, losses, images, *, collate, settings, stillness):
