@@ -7,7 +7,9 @@ from hypothesis import HealthCheck, settings
 # A busy machine may take any time for one example.
 _common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 # The examples are the same in every run, and few.
-settings.register_profile("steady", **_common, derandomize=True, database=None, max_examples=50, stateful_step_count=15)
+settings.register_profile(
+    "steady", **_common, derandomize=True, database=None, max_examples=100, stateful_step_count=15
+)
 # Others in every run, and many: for a night. What fails is kept in .hypothesis and tried first the next time.
 settings.register_profile("long", **_common, max_examples=2000, print_blob=True)
 settings.load_profile("steady")

@@ -48,6 +48,15 @@ def test_large_queue_takes_brackets_and_agrees(kind):
         assert torch.equal(indices, stable_sort_set(similarities, lower, upper))
 
 
+@pytest.mark.parametrize("kind", ["unit", "constant"])
+def test_many_queries_record_more_than_a_piece(kind):
+    """Of equal keys those about the boundaries' indices are recorded, all in few chunks."""
+    query, keys = query_and_keys(kind, 256, 20_000, 4, torch.float32)
+    similarities = all_similarities(query, keys)
+    indices = ring_sample(query, keys, 90, 99, return_indices=True)[1]
+    assert torch.equal(indices, stable_sort_set(similarities, 90, 99))
+
+
 def test_wide_ring_of_many_queries_takes_two_passes():
     query, keys = query_and_keys("ties", 40, 150_000, 4, torch.float32)
     similarities = all_similarities(query, keys)
