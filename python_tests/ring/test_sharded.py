@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from ring.cases import DTYPES, KINDS, query_and_keys
 from ring.test_info_nce import plain_loss
 from ring.threaded_ranks import run_on_threads
 
+NO_KERNELS = pytest.mark.filterwarnings("ignore:iecl_fast.ring.sharded has no kernel")
 RINGS = ((0, 100), (90, 99), (0, 50), (20, 21), (55, 100))
 # Keys of each rank: even, uneven, ranks without keys, and enough for sampling.
 SPREADS = ((150, 150), (100, 0, 199, 1), (0, 2, 0, 1), (4500, 20, 4480))
@@ -114,6 +114,7 @@ def test_windows_that_miss_are_noticed(monkeypatch):
     assert all(sure == count for deviations, count, sure in attempts if deviations is None)
 
 
+@NO_KERNELS
 @pytest.mark.parametrize("sizes", [(2000, 3, 0, 2500), (6, 0, 5)], ids=str)
 @pytest.mark.parametrize("kind", ["ties", "signed_zeros", "infinite", "nan", "sorted", "constant"])
 def test_plain_pytorch_for_devices_without_kernels(kind, sizes, monkeypatch):
@@ -124,10 +125,8 @@ def test_plain_pytorch_for_devices_without_kernels(kind, sizes, monkeypatch):
     query, keys = query_and_keys(kind, 7, sum(sizes), 6, torch.float32)
     exclude = torch.randint(-1, sum(sizes), (7,))
     rings = RINGS if sum(sizes) > 20 else ((0, 100), (20, 80))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for ring in rings:
-            assert_draws_alike(monkeypatch, query, keys, sizes, ring, exclude)
+    for ring in rings:
+        assert_draws_alike(monkeypatch, query, keys, sizes, ring, exclude)
 
 
 @pytest.mark.parametrize("sizes", SPREADS[:2] + SPREADS[3:], ids=str)
@@ -168,6 +167,7 @@ def losses_and_gradients(loss, inputs, weights):
     return values.detach(), *torch.autograd.grad((values * weights.to(values.dtype)).sum(), leaves)
 
 
+@NO_KERNELS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("sizes", "has_kernels"), [(SPREADS[1], True), (SPREADS[1], False), (SPREADS[3], True)], ids=str
