@@ -61,6 +61,7 @@ def gradients_by_reference(weights, vectors, slopes, dtype):
     return torch.autograd.grad(normalised, leaves, [slope.to(dtype) for slope in slopes])
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("iterations", [0, 1, 3])
