@@ -72,18 +72,7 @@ class Detection:
         )
 
     def train(self):
-        training = Training(
-            self.fabric,
-            self.network,
-            detection_losses,
-            self.images,
-            collate=as_lists,
-            settings=self.settings,
-            stillness=self.stillness,
-        )
-        log = Log()
-        training.run(log)
-        return log.rows
+        return rows_of_training(self, detection_losses, as_lists)
 
     def measure(self):
         metric = DetectionMetric(self.settings.model, shapes.CLASSES)
@@ -106,22 +95,27 @@ class Segmentation:
         self.network = build_segmenter(self.backbone, output_stride=8, num_classes=2)
 
     def train(self):
-        training = Training(
-            self.fabric,
-            self.network,
-            segmentation_losses,
-            self.images,
-            collate=None,
-            settings=self.settings,
-            stillness=self.stillness,
-        )
-        log = Log()
-        training.run(log)
-        return log.rows
+        return rows_of_training(self, segmentation_losses, None)
 
     def measure(self):
         metric = SegmentationMetric(shapes.CLASSES, self.fabric.device)
         return measure_segmenter(self.network, self.test_images, metric, fabric=self.fabric)
+
+
+def rows_of_training(work, losses, collate):
+    """Train a detector or segmenter and give the rows of its log."""
+    training = Training(
+        work.fabric,
+        work.network,
+        losses,
+        work.images,
+        collate=collate,
+        settings=work.settings,
+        stillness=work.stillness,
+    )
+    log = Log()
+    training.run(log)
+    return log.rows
 
 
 def assert_loss_falls(rows):

@@ -118,32 +118,16 @@ def test_module_is_its_blocks_in_a_row(data):
     problem = data.draw(problems())
     n, _, height, width = problem.shape
     cascade = data.draw(st.integers(1, 3))
+    shape = (n, problem.patch_size, (height, width))
+    arguments = (problem.channels, *shape, problem.activation, problem.expansion, cascade, problem.positional)
     torch.manual_seed(data.draw(st.integers(0, 99)))
-    module = SAIB(
-        problem.channels,
-        n,
-        problem.patch_size,
-        (height, width),
-        problem.activation,
-        problem.expansion,
-        cascade,
-        problem.positional,
-    )
+    module = SAIB(*arguments)
     x = data.draw(tensors((n, 3, height, width), torch.float32, KINDS, special=False))
     expected = x
     blocks = [module, *module.further]
     for block in blocks:
         expected = saib(expected, block.position, block.w1, block.w2, block.w3, block.w4, **problem.options)
     assert len(blocks) == cascade and torch.equal(module(x), expected)
-    again = SAIB(
-        problem.channels,
-        n,
-        problem.patch_size,
-        (height, width),
-        problem.activation,
-        problem.expansion,
-        cascade,
-        problem.positional,
-    )
+    again = SAIB(*arguments)
     again.load_state_dict(module.state_dict())
     assert torch.equal(again(x), expected)
