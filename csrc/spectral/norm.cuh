@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kThreads) inner_product_kernel(const Table tab
 }
 
 template <class T>
-__device__ __forceinline__ void gradient_rows(const Table& table, const Entry& entry, float scale, float factor) {
+__device__ __forceinline__ void gradient_rows(const Table& table, const Entry& entry, double factor, float divisor) {
   const Rows rows = rows_of_block(entry);
   const float* u = table.vectors + entry.vectors;
   const float* v = u + entry.rows;
@@ -307,7 +307,7 @@ __device__ __forceinline__ void gradient_rows(const Table& table, const Entry& e
     const float weight = u[row] * factor;
 #pragma unroll 4
     for (int64_t c = threadIdx.x % 32; c < entry.columns; c += 32) {
-      to[c] = from_float<T>(to_float(from[c]) * scale + weight * v[v_index(entry, c)]);
+      to[c] = from_float<T>((to_float(from[c]) - weight * v[v_index(entry, c)]) / divisor);
     }
   }
 }
@@ -319,14 +319,15 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const Table table) {
   double inner = 0.0;
   for (int64_t chunk = threadIdx.x; chunk < count; chunk += kThreads) inner += table.squares[entry.first_chunk + chunk];
   inner = block_sum(inner);
-  const double sigma = table.sigma[layer];
-  const double scale = sigma == 0.0 ? 1.0 : 1.0 / sigma, factor = sigma == 0.0 ? 0.0 : -inner * scale * scale;
+  const float sigma = table.sigma[layer];
+  const float divisor = sigma == 0.0f ? 1.0f : sigma;
+  const double factor = sigma == 0.0f ? 0.0 : inner / sigma;
   if (entry.dtype == Dtype::kFloat32) {
-    gradient_rows<float>(table, entry, scale, factor);
+    gradient_rows<float>(table, entry, factor, divisor);
   } else if (entry.dtype == Dtype::kFloat16) {
-    gradient_rows<__half>(table, entry, scale, factor);
+    gradient_rows<__half>(table, entry, factor, divisor);
   } else {
-    gradient_rows<__nv_bfloat16>(table, entry, scale, factor);
+    gradient_rows<__nv_bfloat16>(table, entry, factor, divisor);
   }
 }
 

@@ -216,9 +216,7 @@ void norm_gradient_cpu(const std::vector<Layer>& layers, const void* const* grad
     RowReader weights(layer, layer.weight, 1), slopes(layer, gradients[chunk.layer], 1);
     double sum = 0.0;
     for (int64_t row = chunk.begin; row < chunk.end; ++row) {
-      float product;
-      row_kernels().dots(slopes.read(row, 1), 1, layer.columns, weights.read(row, 1), &product);
-      sum += product;
+      sum += row_kernels().inner_product(slopes.read(row, 1), layer.columns, weights.read(row, 1));
     }
     parts[chunk.layer][chunk.number] = sum;
   };
@@ -229,8 +227,8 @@ void norm_gradient_cpu(const std::vector<Layer>& layers, const void* const* grad
   const auto combine = [&](const Chunk& chunk) {
     const Layer& layer = layers[chunk.layer];
     const bool divided = sigma[chunk.layer] != 0.0f;
-    const double scale = divided ? 1.0 / sigma[chunk.layer] : 1.0;
-    const float factor = divided ? -inner[chunk.layer] * scale * scale : 0.0;
+    const float divisor = divided ? sigma[chunk.layer] : 1.0f;
+    const double factor = divided ? inner[chunk.layer] / divisor : 0.0;
     const int64_t step = block_rows(layer);
     RowReader slopes(layer, gradients[chunk.layer], step);
     std::vector<float> sums(layer.dtype == Dtype::kFloat32 ? 0 : step * layer.columns);
@@ -238,8 +236,8 @@ void norm_gradient_cpu(const std::vector<Layer>& layers, const void* const* grad
       const int64_t count = std::min(step, chunk.end - row);
       void* to = at_row(weight_gradients[chunk.layer], layer, row);
       float* sum = layer.dtype == Dtype::kFloat32 ? static_cast<float*>(to) : sums.data();
-      row_kernels().add_outer(slopes.read(row, count), count, layer.columns, scale, held.u(chunk.layer) + row, factor,
-                              held.v(chunk.layer), sum);
+      row_kernels().subtract_outer(slopes.read(row, count), count, layer.columns, held.u(chunk.layer) + row, factor,
+                                   held.v(chunk.layer), divisor, sum);
       if (layer.dtype != Dtype::kFloat32) write_rows(layer, sum, count, to);
     }
   };

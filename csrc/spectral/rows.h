@@ -16,13 +16,15 @@ struct RowKernels {
 
   // products[i] = rows[i] . vector
   void (*dots)(const float* rows, int64_t count, int64_t columns, const float* vector, float* products);
+  // first . second, not rounded to float: what is taken from it may be nearly as large.
+  double (*inner_product)(const float* first, int64_t count, const float* second);
   // sum += sum over i of factors[i] * rows[i]
   void (*accumulate)(const float* rows, int64_t count, int64_t columns, const float* factors, float* sum);
   // to = from / divisor. Written past the caches: nobody reads it soon enough to find it there.
   void (*divide)(const float* from, int64_t count, float divisor, float* to);
-  // to[i] = from[i] * scale + factors[i] * vector, factors being multiplied by `factor` first
-  void (*add_outer)(const float* from, int64_t count, int64_t columns, float scale, const float* factors, float factor,
-                    const float* vector, float* to);
+  // to[i] = (from[i] - factors[i] * vector) / divisor, factors being multiplied by `factor` first
+  void (*subtract_outer)(const float* from, int64_t count, int64_t columns, const float* factors, double factor,
+                         const float* vector, float divisor, float* to);
 };
 
 const RowKernels& row_kernels();

@@ -47,8 +47,8 @@ inline float sum_of_lanes(Floats vector) {
   return vector[0];
 }
 
-template <int kRows>
-inline void dots_block(const float* rows, int64_t columns, const float* vector, float* products) {
+template <int kRows, class Product>
+inline void dots_block(const float* rows, int64_t columns, const float* vector, Product* products) {
   Floats sums[kRows][2] = {};
   int64_t c = 0;
   for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
@@ -93,6 +93,12 @@ inline void accumulate_block(const float* rows, int64_t columns, const float* fa
   }
 }
 
+double inner_product(const float* first, int64_t count, const float* second) {
+  double product;
+  dots_block<1>(first, count, second, &product);
+  return product;
+}
+
 void accumulate(const float* rows, int64_t count, int64_t columns, const float* factors, float* sum) {
   int64_t r = 0;
   for (; r + 4 <= count; r += 4) accumulate_block<4>(rows + r * columns, columns, factors + r, count * columns, sum);
@@ -110,17 +116,17 @@ void divide(const float* from, int64_t count, float divisor, float* to) {
   finish_streams();
 }
 
-void add_outer(const float* from, int64_t count, int64_t columns, float scale, const float* factors, float factor,
-               const float* vector, float* to) {
+void subtract_outer(const float* from, int64_t count, int64_t columns, const float* factors, double factor,
+                    const float* vector, float divisor, float* to) {
   for (int64_t r = 0; r < count; ++r, from += columns, to += columns) {
     const float weight = factors[r] * factor;
     int64_t c = 0;
     for (; c + kLanes <= columns; c += kLanes) {
-      store(to + c, load(from + c) * floats(scale) + floats(weight) * load(vector + c));
+      store(to + c, (load(from + c) - floats(weight) * load(vector + c)) / floats(divisor));
     }
-    for (; c < columns; ++c) to[c] = from[c] * scale + weight * vector[c];
+    for (; c < columns; ++c) to[c] = (from[c] - weight * vector[c]) / divisor;
   }
 }
 
-const RowKernels kernels = {kName,      from_float16, from_bfloat16, to_float16, to_bfloat16,
-                            dots,       accumulate,   divide,        add_outer};
+const RowKernels kernels = {kName, from_float16,  from_bfloat16, to_float16, to_bfloat16,
+                            dots,  inner_product, accumulate,    divide,     subtract_outer};

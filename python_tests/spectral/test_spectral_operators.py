@@ -23,11 +23,13 @@ SHAPES = [
     (2, 3, 2, 2, 2),
     (1500, 7),
 ]
+# One small layer's sigma is off by an ulp or exact by chance; only many of them are a measure.
+MANY_SHAPES = SHAPES + [(2, 3, 2, 2, 2), (1, 1), (3, 4)] * 10
 
 
-def problem(shapes=SHAPES, dtype=torch.float32, scale=1.0, channels_last=False):
+def problem(shapes=SHAPES, dtype=torch.float32, scale=1.0, channels_last=False, seed=0):
     """Weights and flat vectors after two iterations: of random ones u . W v is all rounding error."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     weights, vectors = [], []
     for shape in shapes:
         weight = (torch.randn(shape, generator=generator) * scale).to(dtype)
@@ -81,13 +83,31 @@ def test_as_accurate_as_plain_pytorch(iterations, dtype, channels_last):
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradient(dtype, channels_last):
-    weights, vectors = problem(dtype=dtype, channels_last=channels_last)
+    weights, vectors = problem(MANY_SHAPES, dtype, channels_last=channels_last)
     leaves = [weight.clone().requires_grad_() for weight in weights]
     normalised, _, _ = spectral_norm(leaves, vectors, 0, 1e-12, True)
+    torch.manual_seed(1)
     slopes = [torch.randn_like(weight) for weight in weights]
     got = torch.autograd.grad(normalised, leaves, slopes)
     true, plain = (gradients_by_reference(weights, vectors, slopes, kind) for kind in (torch.float64, torch.float32))
-    assert_as_accurate(joined(got), joined(true), joined(plain).to(dtype))
+    _, _, sigma = by_reference(weights, vectors, 0, torch.float64)
+
+    def in_slopes(gradients):
+        """Without the division by sigma: entries of one size, whichever layer they are of."""
+        return joined([gradient.double() * scale for gradient, scale in zip(gradients, sigma)])
+
+    assert_as_accurate(in_slopes(got), in_slopes(true), in_slopes([gradient.to(dtype) for gradient in plain]))
+
+
+def test_gradient_of_a_single_weight_is_zero():
+    """Divided by its own norm, a weight is 1 or -1 whatever it is: what is left of a difference of equals is error."""
+    weights, vectors = problem([(1, 1)] * 200)
+    leaves = [weight.clone().requires_grad_() for weight in weights]
+    normalised, _, sigma = spectral_norm(leaves, vectors, 0, 1e-12, True)
+    torch.manual_seed(1)
+    slopes = [torch.randn_like(weight) for weight in weights]
+    got = joined(torch.autograd.grad(normalised, leaves, slopes))
+    assert got.count_nonzero() == 0
 
 
 def test_gradcheck_in_double():
