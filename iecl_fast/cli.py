@@ -14,7 +14,7 @@ from iecl_fast.engine.errors import Interrupted, RunError, UsageError
 DESCRIPTION = """\
 Contrastive pretraining of image encoders, with Ring negatives.
 
-  iecl-fast pretrain              train an encoder on handwritten digits: three minutes, no download
+  iecl-fast pretrain              train an encoder on handwritten digits: two minutes, no download
   iecl-fast evaluate knn --checkpoint runs/NAME
   iecl-fast sweep cifar10_moco_v2 iecl_cifar10 --seeds 3      several recipes and seeds, and a table
   iecl-fast export runs/NAME --format torchvision              the encoder for other libraries

@@ -17,6 +17,12 @@ settings.load_profile("steady")
 _examples = {"passed": 0, "tests": 0}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """The same numbers in every run and every order of the tests: torch seeds itself anew in each process."""
+    torch.manual_seed(0)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
     """Hypothesis says of each test how many examples passed in each of its phases."""
@@ -33,7 +39,6 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture
 def poisoned_memory():
     """Fresh tensors hold NaN, so that a cell which no kernel wrote fails the test."""
-    torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield

@@ -14,6 +14,7 @@
 namespace iecl_fast::spectral {
 
 constexpr int64_t kChunk = int64_t{1} << 17;  // elements of a task: a part of the second-level cache
+constexpr int64_t kMaxChunkRows = 256;        // added up one after another, and then the chunks: shorter sums err less
 
 // Rows [begin, end) of a layer. The partition depends on shapes alone, so that results do not depend on threads.
 struct Chunk {
@@ -23,7 +24,9 @@ struct Chunk {
   int64_t end;
 };
 
-inline int64_t chunk_rows(const Layer& layer) { return std::max<int64_t>(1, kChunk / layer.columns); }
+inline int64_t chunk_rows(const Layer& layer) {
+  return std::clamp<int64_t>(kChunk / layer.columns, 1, kMaxChunkRows);
+}
 inline int64_t chunk_count(const Layer& layer) {
   return layer.size() == 0 ? 0 : (layer.rows + chunk_rows(layer) - 1) / chunk_rows(layer);
 }

@@ -8,7 +8,7 @@ from iecl_fast.engine.errors import UsageError
 DESCRIPTION = """\
 Train an encoder without labels, then measure its features by kNN and by a linear classifier, before and after.
 
-Without arguments: IE-CL with Ring negatives on scikit-learn's handwritten digits, three minutes on two cores.
+Without arguments: IE-CL with Ring negatives on scikit-learn's handwritten digits, in a little over two minutes.
 """
 
 EXAMPLES = """\

@@ -4,6 +4,9 @@ In the Winograd domain, F(2x2, 3x3) of Lavin and Gray, "Fast Algorithms for Conv
 products of matrices: 16 multiplications for 2x2 results instead of 36. The transforms are those of csrc/saib. torch's
 own convolution runs at what the machine can multiply, and so takes longer, but for narrow features, where transforms
 are not small beside the products. Its weight gradient is not used: its bits depend on the number of threads.
+
+Rounding errors are 0.4 to 2 times those of torch's convolution where that runs AVX-512. Where it runs AVX2 and a grid
+has only 2x2 patches, gradients err up to 4 times as much: the padding's zeros, most of the taps, cost torch no digits.
 """
 
 import torch

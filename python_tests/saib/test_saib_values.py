@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accuracy import assert_as_accurate
+from accuracy import assert_as_accurate, joined
 from iecl_fast.saib import reference, saib
 from saib.problems import Problem, output_and_gradients
 
@@ -24,11 +24,6 @@ PROBLEMS = [
     Problem("patch", (1, 3, 5, 7), 1),
     Problem("patch", (4, 3, 8, 12), 4, expansion="monotone"),
 ]
-
-
-def joined(results: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """All seeds in one, so that few numbers that plain PyTorch hits exactly by chance are no measure."""
-    return [torch.stack(tensors) for tensors in zip(*results)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -27,9 +27,9 @@ SHAPES = [
 MANY_SHAPES = SHAPES + [(2, 3, 2, 2, 2), (1, 1), (3, 4)] * 10
 
 
-def problem(shapes=SHAPES, dtype=torch.float32, scale=1.0, channels_last=False, seed=0):
+def problem(shapes=SHAPES, dtype=torch.float32, scale=1.0, channels_last=False):
     """Weights and flat vectors after two iterations: of random ones u . W v is all rounding error."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)  # not the tests' own 0: slopes would equal weights
     weights, vectors = [], []
     for shape in shapes:
         weight = (torch.randn(shape, generator=generator) * scale).to(dtype)
@@ -86,7 +86,6 @@ def test_gradient(dtype, channels_last):
     weights, vectors = problem(MANY_SHAPES, dtype, channels_last=channels_last)
     leaves = [weight.clone().requires_grad_() for weight in weights]
     normalised, _, _ = spectral_norm(leaves, vectors, 0, 1e-12, True)
-    torch.manual_seed(1)
     slopes = [torch.randn_like(weight) for weight in weights]
     got = torch.autograd.grad(normalised, leaves, slopes)
     true, plain = (gradients_by_reference(weights, vectors, slopes, kind) for kind in (torch.float64, torch.float32))
@@ -103,8 +102,7 @@ def test_gradient_of_a_single_weight_is_zero():
     """Divided by its own norm, a weight is 1 or -1 whatever it is: what is left of a difference of equals is error."""
     weights, vectors = problem([(1, 1)] * 200)
     leaves = [weight.clone().requires_grad_() for weight in weights]
-    normalised, _, sigma = spectral_norm(leaves, vectors, 0, 1e-12, True)
-    torch.manual_seed(1)
+    normalised, _, _ = spectral_norm(leaves, vectors, 0, 1e-12, True)
     slopes = [torch.randn_like(weight) for weight in weights]
     got = joined(torch.autograd.grad(normalised, leaves, slopes))
     assert got.count_nonzero() == 0
