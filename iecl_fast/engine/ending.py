@@ -37,6 +37,7 @@ def claim_end(status):
         (exit status of the one that was first, whether it is this one: then it has to say why).
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        _end_others()  # which are starting, where there are some
         return status, True
     if _parent is not None:
         time.sleep(PERIOD)  # the first process goes first
@@ -49,12 +50,12 @@ def claim_end(status):
     except RuntimeError:  # the process that held the store has ended
         return status, False
     speaks = first == own
-    _end_others(0 if speaks else GRACE)
+    _end_others(patience=0 if speaks else GRACE)
     return int(first.split()[0]), speaks
 
 
-def _end_others(patience):
-    """End the processes that this one has started: only the first one writes, so nothing is lost."""
+def _end_others(patience=0):
+    """End what this process has started, after seconds of patience. Only the first one writes, so nothing is lost."""
     deadline = time.monotonic() + patience
     while any(process.poll() is None for process in _started) and time.monotonic() < deadline:
         time.sleep(PERIOD)
