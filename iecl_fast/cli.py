@@ -9,6 +9,7 @@ from importlib import import_module
 
 from iecl_fast import __version__
 from iecl_fast.commands.words import Parser
+from iecl_fast.engine.ending import claim_end
 from iecl_fast.engine.errors import Interrupted, RunError, UsageError
 
 DESCRIPTION = """\
@@ -72,7 +73,10 @@ def _out_of_memory(error):
 
 
 def _fail(error, status):
-    print(f"iecl-fast: {str(error) or 'interrupted'}", file=sys.stderr)
+    """Say what was wrong, but for what another process of the run has said; the exit status."""
+    status, speaks = claim_end(status)
+    if speaks:
+        print(f"iecl-fast: {str(error) or 'interrupted'}", file=sys.stderr, flush=True)
     return status
 
 

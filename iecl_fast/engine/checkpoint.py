@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from iecl_fast import __version__
-from iecl_fast.engine.errors import UsageError
+from iecl_fast.engine.errors import Interrupted, UsageError
 
 FORMAT = 2
 # What a checkpoint holds, and of what type it must be to go on from.
@@ -105,8 +105,8 @@ def save_checkpoint(path, state):
         try:
             torch.save({"format": FORMAT, **state}, file)
         except RuntimeError as error:
-            # torch closes its archive after a failed write, fails again, and so hides what the system said.
-            if isinstance(error.__context__, OSError):
+            # torch closes its archive after a failed write, fails again, and so hides the first reason: disk or signal.
+            if isinstance(error.__context__, (OSError, Interrupted)):
                 raise error.__context__ from None
             raise
 

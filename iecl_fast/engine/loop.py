@@ -78,7 +78,7 @@ class Loop:
             self._take_step(batches, number, epoch, logged)
             if self.log is not None:
                 self.log.advance()
-            stop = self._must_stop(logged)
+            stop = self._stop_signal(logged)
             if ends_epoch and run.query_views is not None:
                 rows = run.query_views.rows(self.method.saib, self.fabric.device)
                 self.log.write_picture(number, "views", tile(rows))
@@ -87,9 +87,8 @@ class Loop:
                 self._refuse_nan(weights=True)
                 run.save()
             if stop:
-                signal_number = self.signals.received or signal.SIGTERM
-                name = signal.Signals(signal_number).name
-                raise Interrupted(signal_number, f"stopped by {name} after step {number} of {run.steps.total}")
+                name = signal.Signals(stop).name
+                raise Interrupted(stop, f"stopped by {name} after step {number} of {run.steps.total}")
 
     def _take_step(self, batches, number, epoch, logged):
         """One step and its row of the metrics; a step that is left out has none."""
@@ -196,15 +195,17 @@ class Loop:
         if self.log is not None:
             self.log.write(step, epoch, rate, values | self.method.diagnostics() | self.run.faults.counts())
 
-    def _must_stop(self, logged):
-        """Whether a signal came, to any rank. Several ranks ask one another only at logged steps: asking waits."""
-        stop = self.signals.received is not None
+    def _stop_signal(self, logged):
+        """The number of a signal that came, to any rank; 0 for none.
+
+        Several ranks ask one another only at logged steps: asking waits.
+        """
+        received = self.signals.received or 0
         if self.fabric.world_size == 1:
-            return stop
+            return received
         if not logged:
-            return False
-        stops = self.fabric.all_reduce(torch.tensor(float(stop), device=self.fabric.device), reduce_op="sum")
-        return stops.item() > 0
+            return 0
+        return int(self.fabric.all_reduce(torch.tensor(received, device=self.fabric.device), reduce_op="max"))
 
     def _learning_rate(self):
         return learning_rate(

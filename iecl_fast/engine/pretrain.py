@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from iecl_fast.engine import build
+from iecl_fast.engine.ending import lost_ranks
 from iecl_fast.engine.environment import record_environment
 from iecl_fast.engine.errors import Interrupted, RunError
 from iecl_fast.engine.faults import failed_compilation, lost_workers
@@ -26,20 +27,21 @@ def pretrain(config, resume=None):
     Raises:
         UsageError: the folder is in the way, the configuration is not the saved one, a part refuses its options.
         RunError: the loss is no number any more, images cannot be read, a process that loads them has ended, the disk
-            is full. The last checkpoint is as it was.
+            is full, another process of the run has ended. The last checkpoint is as it was.
         Interrupted: SIGINT or SIGTERM came; a checkpoint is written.
     """
     with build.threads(config.trainer), StopSignals() as signals:
         fabric = launch_fabric(config.trainer)
-        folder = on_rank_zero(fabric, lambda: find_folder(config, resume))
-        result = on_rank_zero(fabric, lambda: folder.read_result() if folder.result.exists() else None)
-        if result is not None:
-            return folder, result
-        config = replace(config, output=str(folder.path))
-        run = Run(config, fabric, folder)  # nothing is written before all parts are there
-        on_rank_zero(fabric, lambda: _prepare_folder(folder, config, fabric))
+        with lost_ranks():
+            folder = on_rank_zero(fabric, lambda: find_folder(config, resume))
+            result = on_rank_zero(fabric, lambda: folder.read_result() if folder.result.exists() else None)
+            if result is not None:
+                return folder, result
+            config = replace(config, output=str(folder.path))
+            run = Run(config, fabric, folder)  # nothing is written before all parts are there
+            on_rank_zero(fabric, lambda: _prepare_folder(folder, config, fabric))
         try:
-            with lost_workers(), failed_compilation():
+            with lost_ranks(), lost_workers(), failed_compilation():
                 run.restore_or_begin()
                 Loop(run, signals).train()
                 return folder, run.finish()

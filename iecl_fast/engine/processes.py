@@ -6,6 +6,7 @@ how many it has started.
 
 import os
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from lightning_fabric.strategies import DDPStrategy
 
 from iecl_fast.engine import build
 from iecl_fast.engine.batches import mixed_seed
+from iecl_fast.engine.ending import watched_launch
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.ssl.gather import own_buffers
 
@@ -116,7 +118,9 @@ def launch_fabric(trainer):
         )
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"trainer: {' '.join(str(error).split())}") from None
-    fabric.launch()
+    starts_others = processes.world_size > 1 and not processes.torchrun
+    with watched_launch(fabric.strategy.launcher, processes.devices - 1) if starts_others else nullcontext():
+        fabric.launch()
     return fabric
 
 

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from iecl_fast.data import Readable
 from iecl_fast.engine.errors import RunError
 from iecl_fast.engine.faults import Faults
+from iecl_fast.engine.signals import obey_parent_alone, postponed_to_the_end
 from iecl_fast.memory import gather_rows
 
 
@@ -103,7 +104,9 @@ def read_batches(loader):
 
     A worker process sends its whole traceback as the message, of which the last line says what was wrong.
     """
-    batches = iter(loader)
+    loader.worker_init_fn = obey_parent_alone
+    with postponed_to_the_end():  # half an iterator cannot be cleaned up
+        batches = iter(loader)
     while True:
         try:
             batch = next(batches)
