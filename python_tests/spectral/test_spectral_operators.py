@@ -103,7 +103,7 @@ def test_gradient_of_a_single_weight_is_zero():
     """Divided by its own norm, a weight is 1 or -1 whatever it is: what is left of a difference of equals is error."""
     weights, vectors = problem([(1, 1)] * 200)
     leaves = [weight.clone().requires_grad_() for weight in weights]
-    normalised, _, sigma = spectral_norm(leaves, vectors, 0, 1e-12, True)
+    normalised, _, _ = spectral_norm(leaves, vectors, 0, 1e-12, True)
     torch.manual_seed(1)
     slopes = [torch.randn_like(weight) for weight in weights]
     got = joined(torch.autograd.grad(normalised, leaves, slopes))
