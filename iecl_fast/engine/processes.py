@@ -4,6 +4,7 @@ One machine: `trainer.devices`, and Fabric starts the others. Several: torchrun 
 how many it has started.
 """
 
+import logging
 import os
 import random
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ def launch_fabric(trainer):
         )
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"trainer: {' '.join(str(error).split())}") from None
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # no banner: --dry-run says what there is
     fabric.launch()
     return fabric
 
