@@ -14,6 +14,7 @@ from iecl_fast.engine.errors import Interrupted, RunError
 from iecl_fast.engine.logging import RunLog
 from iecl_fast.engine.pictures import tile
 from iecl_fast.engine.schedule import learning_rate
+from iecl_fast.engine.signals import leave_to_main_process
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.memory import MemoryBank, MemoryQueue
 from iecl_fast.memory_sharded import ShardedMemoryBank
@@ -67,6 +68,7 @@ class Loop:
             Readable(run.views, run.faults.max_unreadable),
             batch_sampler=run.batches(epoch, start=position * self.trainer.accumulate),
             num_workers=run.config.data.workers,
+            worker_init_fn=leave_to_main_process,
             pin_memory=self.fabric.device.type == "cuda",
             generator=torch.Generator(),  # its own: a resumed run makes one loader more, which is to draw no number
         )

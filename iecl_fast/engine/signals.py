@@ -6,6 +6,13 @@ import threading
 from iecl_fast.engine.errors import Interrupted
 
 
+def leave_to_main_process(_worker):
+    """DataLoader's ``worker_init_fn``: a signal to the whole group, as torchrun and a terminal send it, is for the main
+    process, which takes its step to the end and needs its workers until then."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class StopSignals:
     """Context in which SIGINT and SIGTERM interrupt at a safe point.
 
