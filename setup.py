@@ -113,7 +113,7 @@ def configure():
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", supported_architectures(home / "bin" / "nvcc"))
 
     # Imported only now: it reads CUDA_HOME at import.
-    from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension
+    from torch.utils.cpp_extension import BuildExtension, CppExtension, CUDAExtension, get_cxx_compiler
 
     macros = [("TORCH_TARGET_VERSION", STABLE_ABI)]
     rooms = ("ring", "saib", "spectral")
@@ -151,6 +151,9 @@ def configure():
 
     class BuildLibraries(BuildExtension):
         def run(self):
+            compiler = get_cxx_compiler()
+            if shutil.which(compiler.split()[0]) is None:
+                sys.exit(f"iecl_fast needs a C++ compiler: {compiler} was not found (CXX, PATH).")
             super().run()
             folder = ROOT if self.inplace else Path(self.build_lib)
             (folder / "iecl_fast" / "_build.json").write_text(json.dumps(build, indent=2) + "\n")

@@ -76,10 +76,10 @@ def one_process(num_queries, num_keys, channels):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--keys", type=int, default=1_281_167)
-    parser.add_argument("--channels", type=int, default=128)
-    parser.add_argument("--queries", type=int, default=256)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--keys", type=int, default=1_281_167, help="K (default: ImageNet's 1281167)")
+    parser.add_argument("--channels", type=int, default=128, help="C (default: 128)")
+    parser.add_argument("--queries", type=int, default=256, help="N of all ranks together (default: 256)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3], help="processes (default: 1 2 3)")
     options = parser.parse_args()
     shape = options.queries, options.keys, options.channels
     print(f"N={shape[0]}, K={shape[1]}, C={shape[2]}, float32, ring 90..99, forward and backward\n")

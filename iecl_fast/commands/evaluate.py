@@ -15,7 +15,7 @@ examples:
   iecl-fast evaluate knn --checkpoint runs/first evaluate.knn_k=20
   iecl-fast evaluate linear --checkpoint runs/first/checkpoints/last.ckpt --data cifar10 --output runs/first-on-cifar10
   iecl-fast evaluate linear --checkpoint runs/first evaluate.linear=iecl              a paper's protocol: iecl or ring
-  iecl-fast evaluate linear --checkpoint runs/first --data dtd --data flowers102 --data birds      a table of several
+  iecl-fast evaluate linear --checkpoint runs/first --data dtd --data flowers102 --data photos     a table of several
   iecl-fast evaluate finetune --checkpoint runs/first evaluate.labels=0.1             with a tenth of the labels
 
 OUTPUT holds result.json with the accuracy of each class, confusion.png and, for several data sets, table.md.
@@ -35,7 +35,8 @@ def parser():
     )
     command.add_argument("--output", metavar="DIR", help="folder for what is found (default: only print)")
     command.add_argument("--freeze", action="store_true", help="detect, segment: leave the backbone as it is")
-    command.add_argument("overrides", nargs="*", metavar="key.sub=value", help="values over the run's configuration")
+    words = "values over the run's configuration; linear, knn, finetune: the keys of iecl-fast pretrain --help"
+    command.add_argument("overrides", nargs="*", metavar="key.sub=value", help=words)
     return command
 
 

@@ -20,7 +20,7 @@ examples:
 
 def parser():
     command = Parser(prog="iecl-fast export", description=DESCRIPTION, epilog=EXAMPLES)
-    command.add_argument("checkpoint", metavar="DIR", help="run folder, or checkpoint file")
+    command.add_argument("checkpoint", metavar="FILE|DIR", help="checkpoint or run folder")
     formats = ("torchvision", "detectron2", "safetensors")
     command.add_argument("--format", required=True, choices=formats, help="of the file")
     command.add_argument("--output", metavar="FILE", help="a new file (default: backbone.* beside the checkpoint)")

@@ -36,7 +36,7 @@ a run folder holds:
   checkpoints/last.ckpt   to resume and to evaluate
   result.json             the accuracies, before and after
 
-keys and their values in this recipe:
+keys and their values in the recipe digits (docs/settings.md explains them; of a run: --dry-run):
 {keys}
 """
 
@@ -57,9 +57,8 @@ def parser():
     command = PretrainParser(prog="iecl-fast pretrain", description=DESCRIPTION)
     command.add_argument("--config", metavar="FILE", help="YAML file, or the name of a recipe (default: digits)")
     command.add_argument("--method", metavar="NAME", help="method.name, with its own defaults")
-    command.add_argument(
-        "--data", metavar="NAME|FOLDER", help="digits, cifar10, cifar100, stl10, imagenet, or a folder"
-    )
+    names = "digits, cifar10, cifar100, stl10, imagenet, aircraft, dtd, flowers102, food101, gtsrb, pets, svhn"
+    command.add_argument("--data", metavar="NAME|FOLDER", help=f"{names}, or a folder")
     command.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
     command.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
     command.add_argument("--compile", action="store_true", default=None, help="trainer.compile=true")

@@ -4,6 +4,7 @@ One machine: `trainer.devices`, and Fabric starts the others. Several: torchrun 
 how many it has started.
 """
 
+import logging
 import os
 import random
 from contextlib import nullcontext
@@ -118,6 +119,7 @@ def launch_fabric(trainer):
         )
     except (ValueError, RuntimeError, ImportError) as error:
         raise UsageError(f"trainer: {' '.join(str(error).split())}") from None
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # no banner: --dry-run says what there is
     starts_others = processes.world_size > 1 and not processes.torchrun
     with watched_launch(fabric.strategy.launcher, processes.devices - 1) if starts_others else nullcontext():
         fabric.launch()

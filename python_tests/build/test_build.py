@@ -52,6 +52,12 @@ def test_without_nvcc_the_cpu_library_is_built_and_the_reason_said(cpu_only_buil
     assert expected in info["cuda_missing"] and expected in result.stdout
 
 
+def test_without_a_compiler_one_message_says_so(tmp_path):
+    result = setup("build_ext", "--build-lib", str(tmp_path), PATH=str(tmp_path), CXX=None, CUDA_HOME=None)
+    assert result.returncode == 1
+    assert "needs a C++ compiler: c++ was not found (CXX, PATH)" in result.stderr and "Traceback" not in result.stderr
+
+
 def test_the_library_holds_no_python_and_only_the_stable_abi(cpu_only_build):
     folder, _ = cpu_only_build
     symbols = subprocess.run(
