@@ -29,6 +29,7 @@ RUN = [
     "trainer.accumulate=2",
     "ring.anneal_epochs=2",
     "schedule.warmup_epochs=0.5",
+    "data.workers=0",  # spawned processes would spawn theirs, each importing torch anew
 ]
 COUNTED = {
     "moco": ["method.symmetric=true"],
