@@ -1,6 +1,6 @@
 """``iecl-fast sweep``."""
 
-from iecl_fast.commands.words import Parser, check_torchvision, given
+from iecl_fast.commands.words import Parser, check_torchvision, given, place
 from iecl_fast.engine.errors import RunError, UsageError
 
 DESCRIPTION = """\
@@ -42,7 +42,8 @@ def parser():
     command.add_argument("--data", metavar="NAME|FOLDER", help="data.name")
     command.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
     command.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
-    command.add_argument("--output", default="runs/sweep", metavar="DIR", help="folder (default: runs/sweep)")
+    words = "folder (default: runs/sweep)"
+    command.add_argument("--output", type=place, default="runs/sweep", metavar="DIR", help=words)
     return command
 
 

@@ -26,13 +26,16 @@ def restore_method(state, config, path):
         path: of the checkpoint, for messages.
 
     Raises:
-        UsageError: the weights are of another method.
+        UsageError: the weights are of another method, or no finite numbers.
     """
     # As many images on each device as in the run: SAIB may depend on it.
     ranks = len(state["rng"])
     batch_size = config.trainer.batch_size // ranks
     method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"], world_size=ranks)
     load_part(method, state["method"], path)
+    broken = [name for name, tensor in method.backbone.state_dict().items() if not tensor.isfinite().all()]
+    if broken:
+        raise UsageError(f"{path}: the encoder holds numbers that are not finite, in {', '.join(broken)}")
     return method
 
 
