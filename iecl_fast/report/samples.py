@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from lightning_fabric import Fabric
 from torch.nn import functional
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from iecl_fast.data import balanced_rows
 from iecl_fast.engine import build
@@ -115,11 +115,17 @@ def look(checkpoint):
     )
 
 
-class _Numbered(Subset):
+class _Numbered(Dataset):
     """Some of the images, each with its place among them: of those that can be read it is known which they are."""
 
+    def __init__(self, images, rows):
+        self.images, self.rows = images, rows
+
+    def __len__(self):
+        return len(self.rows)
+
     def __getitem__(self, index):
-        image, _ = super().__getitem__(index)
+        image, _ = self.images[int(self.rows[index])]
         return image, index
 
 
