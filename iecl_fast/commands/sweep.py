@@ -19,7 +19,8 @@ packaged sweeps:
   {sweeps}
 
 The runs lie in OUTPUT/<recipe>/seed<number>, those of a sweep in OUTPUT/<recipe>/<value>/seed<number>. Called again it
-goes on where it was stopped, and what is finished is only read; nothing is overwritten. Beside them: summary.json, and
+goes on where it was stopped, and what is finished is only read; nothing is overwritten. A run that fails does not keep
+the others from being trained; a damaged one is said before any is. Beside them: summary.json, and
 curves.png with a curve for each recipe; of a sweep accuracy.png too, the accuracy against the value.
 """
 

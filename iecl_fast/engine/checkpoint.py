@@ -35,8 +35,6 @@ PARTS = {
     "versions": dict,
 }
 
-GROUPS = ("data", "encoder", "evaluate", "method", "trainer", "views")  # of its config, which every run has
-
 TEMPORARY = ".tmp"
 
 
@@ -145,11 +143,6 @@ def load_checkpoint(path):
     for name, kind in PARTS.items():
         if not isinstance(state[name], kind):
             raise UsageError(f"{path} is damaged, its {name} is of the type {type(state[name]).__name__}")
-    if not state["rng"]:
-        raise UsageError(f"{path} is damaged, its rng is empty")
-    for group in GROUPS:
-        if not isinstance(state["config"].get(group), dict):
-            raise UsageError(f"{path} is damaged, its config has no group {group}")
     return state
 
 

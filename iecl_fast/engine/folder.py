@@ -99,9 +99,10 @@ def check_writable(path):
     """Refuse a file or folder for ``--output`` that could not be made: hours of work are not to end with that.
 
     Raises:
-        UsageError: what is above it is no folder, or cannot be written to.
+        UsageError: it, or what is above it, is no folder or cannot be written to.
     """
-    above = next(place for place in Path(path).absolute().parents if place.exists())
+    whole = Path(path).absolute()
+    above = next(place for place in (whole, *whole.parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise UsageError(f"--output: {path} is not allowed, {above} is no folder that can be written to")
 

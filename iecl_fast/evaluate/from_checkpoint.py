@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 from iecl_fast.data import Readable, channel_statistics
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import merge, resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.faults import Faults, lost_workers
@@ -18,7 +17,7 @@ from iecl_fast.evaluate.accuracy import class_accuracies, confusion_matrix
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.evaluate.finetune import finetune
 from iecl_fast.evaluate.protocols import Measurement, judge
-from iecl_fast.evaluate.restore import checkpoint_path, restore_method
+from iecl_fast.evaluate.restore import checkpoint_path, load_trained, restore_method
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def evaluate_checkpoint(protocol, checkpoint, *, data=(), overrides=None):
             frozen encoder did not stay as it was.
     """
     path = checkpoint_path(checkpoint)
-    state = load_checkpoint(path)
+    state = load_trained(path)
     overrides = overrides or {}
     if data and "name" in (given := _group(overrides, "data")):
         raise UsageError(f"data.name={given['name']}: there is --data already, give one of them")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_part
+from iecl_fast.engine.checkpoint import load_checkpoint, load_part
 from iecl_fast.engine.config import resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.folder import RunFolder
@@ -15,6 +15,21 @@ def checkpoint_path(checkpoint):
     """The file of a checkpoint that is named by itself or by its run folder."""
     path = Path(checkpoint)
     return RunFolder(path).checkpoint if path.is_dir() else path
+
+
+def load_trained(path):
+    """What `load_checkpoint` gives of a run's checkpoint, whose configuration has what every run's has.
+
+    Raises:
+        UsageError: it has not; what `load_checkpoint` refuses.
+    """
+    state = load_checkpoint(path)
+    for group in ("data", "evaluate", "views"):
+        if not isinstance(state["config"].get(group), dict):
+            raise UsageError(f"{path} is damaged, its config has no group {group}")
+    if not state["rng"]:
+        raise UsageError(f"{path} is damaged, its rng is empty")
+    return state
 
 
 def restore_method(state, config, path):

@@ -27,7 +27,7 @@ def check_output(folder):
             raise UsageError(f"{old} exists already and is not overwritten: name another folder with --output")
     if (folder / "config.yaml").exists():  # the result would count as the run's own
         raise UsageError(f"--output: {folder} is not allowed, it is a run's folder: name one inside it, or another")
-    check_writable(folder / "result.json")
+    check_writable(folder)
     return folder
 
 

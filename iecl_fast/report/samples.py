@@ -9,11 +9,10 @@ from torch.utils.data import Dataset, Subset
 
 from iecl_fast.data import balanced_rows
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import resolve
 from iecl_fast.engine.faults import Faults
 from iecl_fast.evaluate.features import extract_features
-from iecl_fast.evaluate.restore import checkpoint_path, restore_method
+from iecl_fast.evaluate.restore import checkpoint_path, load_trained, restore_method
 
 TESTS = 1000  # test images, at most
 GALLERY = 4000  # training images among which neighbours are looked for, at most
@@ -80,7 +79,7 @@ def look(checkpoint):
         RunError: more images cannot be read than the run allows, or a feature is no finite number.
     """
     path = checkpoint_path(checkpoint)
-    state = load_checkpoint(path)
+    state = load_trained(path)
     # Of how the run was evaluated this needs the batches alone, so that a checkpoint from before a protocol will do.
     evaluate = {"batch_size": state["config"]["evaluate"]["batch_size"]}
     config = resolve(state["config"] | {"evaluate": evaluate})
