@@ -4,6 +4,7 @@ Exit status: 0 the work was done; 1 it failed; 2 it was not understood or cannot
 interrupted by SIGINT and SIGTERM. What a user can cause is one message on standard error, never a traceback.
 """
 
+import io
 import sys
 from importlib import import_module
 
@@ -38,6 +39,9 @@ def main(argv=None):
         int, the exit status.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):  # names of files may hold what a terminal cannot show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     top = Parser(prog="iecl-fast", description=DESCRIPTION, usage="iecl-fast [--help] [--version] COMMAND ...")
     top.add_argument("--version", action="version", version=f"iecl-fast {__version__}")
     top.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=", ".join(COMMANDS))

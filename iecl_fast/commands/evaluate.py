@@ -1,7 +1,7 @@
 """``iecl-fast evaluate``."""
 
 from iecl_fast.commands import dense
-from iecl_fast.commands.words import Parser, check_torchvision, percent
+from iecl_fast.commands.words import Parser, check_torchvision, percent, place
 from iecl_fast.engine.errors import UsageError
 
 DESCRIPTION = """\
@@ -25,15 +25,16 @@ OUTPUT holds result.json with the accuracy of each class, confusion.png and, for
 def parser():
     command = Parser(prog="iecl-fast evaluate", description=DESCRIPTION, epilog=f"{EXAMPLES}\n{dense.help_text()}")
     command.add_argument("protocol", choices=("linear", "knn", "finetune", *dense.TASKS), help="how to measure")
-    command.add_argument("--checkpoint", required=True, metavar="FILE|DIR", help="checkpoint or run folder")
+    command.add_argument("--checkpoint", required=True, type=place, metavar="FILE|DIR", help="checkpoint or run folder")
     command.add_argument(
         "--data",
         action="append",
+        type=place,
         default=[],
         metavar="NAME|FOLDER",
         help="measure on other data than the run's; may be given several times, for detect and segment once",
     )
-    command.add_argument("--output", metavar="DIR", help="folder for what is found (default: only print)")
+    command.add_argument("--output", type=place, metavar="DIR", help="folder for what is found (default: only print)")
     command.add_argument("--freeze", action="store_true", help="detect, segment: leave the backbone as it is")
     words = "values over the run's configuration; linear, knn, finetune: the keys of iecl-fast pretrain --help"
     command.add_argument("overrides", nargs="*", metavar="key.sub=value", help=words)

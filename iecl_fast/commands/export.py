@@ -1,6 +1,6 @@
 """``iecl-fast export``."""
 
-from iecl_fast.commands.words import Parser, check_torchvision
+from iecl_fast.commands.words import Parser, check_torchvision, place
 
 DESCRIPTION = """\
 Write the encoder of a checkpoint, without projection head and SAIB, as a file for other libraries.
@@ -20,10 +20,11 @@ examples:
 
 def parser():
     command = Parser(prog="iecl-fast export", description=DESCRIPTION, epilog=EXAMPLES)
-    command.add_argument("checkpoint", metavar="FILE|DIR", help="checkpoint or run folder")
+    command.add_argument("checkpoint", type=place, metavar="FILE|DIR", help="checkpoint or run folder")
     formats = ("torchvision", "detectron2", "safetensors")
     command.add_argument("--format", required=True, choices=formats, help="of the file")
-    command.add_argument("--output", metavar="FILE", help="a new file (default: backbone.* beside the checkpoint)")
+    words = "a new file (default: backbone.* beside the checkpoint)"
+    command.add_argument("--output", type=place, metavar="FILE", help=words)
     return command
 
 

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from iecl_fast.commands.words import Parser, check_torchvision, given, percent
+from iecl_fast.commands.words import Parser, check_torchvision, given, percent, place
 from iecl_fast.engine.errors import UsageError
 
 DESCRIPTION = """\
@@ -63,8 +63,10 @@ def parser():
     command.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
     command.add_argument("--compile", action="store_true", default=None, help="trainer.compile=true")
     command.add_argument("--seed", type=int, metavar="N", help="of weights, order and augmentations")
-    command.add_argument("--output", metavar="DIR", help="run folder, a new one (default: runs/<method>-<data>-<time>)")
-    command.add_argument("--resume", metavar="DIR", help="run folder to go on with, from its last checkpoint")
+    words = "run folder, a new one (default: runs/<method>-<data>-<time>)"
+    command.add_argument("--output", type=place, metavar="DIR", help=words)
+    words = "run folder to go on with, from its last checkpoint"
+    command.add_argument("--resume", type=place, metavar="DIR", help=words)
     command.add_argument("--dry-run", action="store_true", help="print the effective settings as YAML and do nothing")
     command.add_argument("overrides", nargs="*", metavar="key.sub=value", help="any value of the configuration")
     return command

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from iecl_fast.commands.words import Parser, check_torchvision
-from iecl_fast.engine.errors import UsageError
+from iecl_fast.commands.words import Parser, check_torchvision, place
 
 DESCRIPTION = """\
 Make one HTML page over runs: accuracies side by side, curves, neighbours of sample images, features in the plane,
@@ -23,21 +22,23 @@ not.
 
 def parser():
     command = Parser(prog="iecl-fast report", description=DESCRIPTION, epilog=EXAMPLES)
-    command.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or folder of iecl-fast sweep or evaluate")
-    command.add_argument("--output", default="report.html", metavar="FILE", help="a new file (default: report.html)")
+    words = "run folder, or folder of iecl-fast sweep or evaluate"
+    command.add_argument("runs", nargs="+", type=place, metavar="RUN", help=words)
+    words = "a new file (default: report.html)"
+    command.add_argument("--output", type=place, default="report.html", metavar="FILE", help=words)
     return command
 
 
 def run(arguments):
     check_torchvision()
     from iecl_fast.engine.checkpoint import whole_file
+    from iecl_fast.engine.folder import check_new_file
     from iecl_fast.report.page import report
 
     target = Path(arguments.output)
-    if target.exists():
-        raise UsageError(f"{target} exists already and is not overwritten: name another file with --output")
+    check_new_file(target)
     page = report(arguments.runs)
     target.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(target) as file:
-        file.write(page.encode())
+        file.write(page.encode(errors="backslashreplace"))  # names of files may hold bytes that are no text
     print(f"The report is {target}")

@@ -1,6 +1,6 @@
 """``iecl-fast sweep``."""
 
-from iecl_fast.commands.words import Parser, check_torchvision, given
+from iecl_fast.commands.words import Parser, check_torchvision, given, place
 from iecl_fast.engine.errors import RunError, UsageError
 
 DESCRIPTION = """\
@@ -19,7 +19,8 @@ packaged sweeps:
   {sweeps}
 
 The runs lie in OUTPUT/<recipe>/seed<number>, those of a sweep in OUTPUT/<recipe>/<value>/seed<number>. Called again it
-goes on where it was stopped, and what is finished is only read; nothing is overwritten. Beside them: summary.json, and
+goes on where it was stopped, and what is finished is only read; nothing is overwritten. A run that fails does not keep
+the others from being trained; a damaged one is said before any is. Beside them: summary.json, and
 curves.png with a curve for each recipe; of a sweep accuracy.png too, the accuracy against the value.
 """
 
@@ -42,7 +43,8 @@ def parser():
     command.add_argument("--data", metavar="NAME|FOLDER", help="data.name")
     command.add_argument("--epochs", type=int, metavar="N", help="trainer.epochs")
     command.add_argument("--batch-size", type=int, metavar="N", help="trainer.batch_size")
-    command.add_argument("--output", default="runs/sweep", metavar="DIR", help="folder (default: runs/sweep)")
+    words = "folder (default: runs/sweep)"
+    command.add_argument("--output", type=place, default="runs/sweep", metavar="DIR", help=words)
     return command
 
 

@@ -23,6 +23,13 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
+def place(text):
+    """An argument that names a file or folder; an empty one, as of an unset variable, is not the working directory."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not allowed, it must name a file or folder")
+    return text
+
+
 def check_torchvision():
     """A torchvision of another torch fails in the middle of its own import, in words that help nobody."""
     from iecl_fast.doctor import torchvision_fault

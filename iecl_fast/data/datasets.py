@@ -15,7 +15,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import datasets
-from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.datasets.folder import IMG_EXTENSIONS, has_file_allowed_extension
 
 from iecl_fast.data.torchvision_sources import SOURCES, load_image, torchvision_source
 
@@ -109,7 +109,7 @@ class ClassFolders(datasets.ImageFolder):
     def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
         unknown = sorted(set(_class_names(Path(directory))) - set(self._known))
         if unknown:
-            raise ValueError(f"{directory} has classes that train/ lacks: {', '.join(unknown)}")
+            raise ValueError(f"{directory} has images of classes that train/ has none of: {', '.join(unknown)}")
         return self._known, {name: label for label, name in enumerate(self._known)}
 
 
@@ -272,17 +272,23 @@ def _tree(name: str, root: Path) -> Path:
 def _folder_source(tree: Path, split: str) -> ClassFolders:
     names = ("test", "val") if split == "test" else ("train",)
     parts = [tree / name for name in names if (tree / name).is_dir()]
-    classes = _class_names(tree / "train")
-    if not parts or not classes:
-        wanted = " or ".join(str(tree / name) for name in names) if classes else f"{tree / 'train'}/<class>/"
+    if not parts or not (tree / "train").is_dir():
+        wanted = " or ".join(str(tree / name) for name in names) if not parts else tree / "train"
         raise FileNotFoundError(
             f"there is no folder {wanted}. A data set's folder holds train/<class>/ and test/<class>/ (or val/<class>/)"
         )
-    source = ClassFolders(parts[0], classes)
-    if not len(source):
-        raise FileNotFoundError(f"there are no images in {parts[0]}/<class>/; known are {', '.join(IMG_EXTENSIONS)}")
-    return source
+    classes = _class_names(tree / "train")
+    for part in (tree / "train", parts[0]):
+        if not _class_names(part):
+            raise FileNotFoundError(f"there are no images in {part}/<class>/; known are {', '.join(IMG_EXTENSIONS)}")
+    return ClassFolders(parts[0], classes)
 
 
 def _class_names(part: Path) -> list[str]:
-    return sorted(entry.name for entry in part.iterdir() if entry.is_dir()) if part.is_dir() else []
+    """The folders with images. Others are no classes: a class without training images could never be recognised."""
+    return sorted(entry.name for entry in part.iterdir() if entry.is_dir() and _has_images(entry))
+
+
+def _has_images(folder: Path) -> bool:
+    walk = os.walk(folder, followlinks=True)  # as torchvision does
+    return any(has_file_allowed_extension(file, IMG_EXTENSIONS) for _, _, files in walk for file in files)

@@ -4,20 +4,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import numpy as np
+from PIL import Image, UnidentifiedImageError
 from torch.utils.data import ConcatDataset, Dataset
 from torchvision import datasets
-from torchvision.datasets.folder import pil_loader
 
 
-def load_image(path: str) -> Image.Image:
-    """An RGB image. What is wrong with one is said together with its path, which Pillow does not always do."""
+def load_image(path: str | Path) -> Image.Image:
+    """An RGB image: of an animation the first picture, of one with transparency the colours, of 16 bits the upper 8.
+
+    Raises:
+        OSError: it cannot be read, or nobody knows what its numbers mean. With its path, which Pillow does not always
+            say.
+    """
     try:
-        return pil_loader(path)
+        with Image.open(path) as image:
+            return _as_rgb(image)
     except MemoryError:
         raise
+    except UnidentifiedImageError:
+        raise OSError(f"{path}: it is empty, damaged or no image") from None
     except Exception as error:  # a decoder that meets damaged bytes may raise anything
-        raise OSError(f"{path}: {' '.join(str(error).split()) or type(error).__name__}") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OSError(f"{path}: {' '.join(reason.split()) or type(error).__name__}") from None
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Pillow's own conversion cuts all that is above 255 off, and so makes white of most of a deeper image."""
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise OSError(f"its pixels are numbers of no known range (mode {image.mode}): save it with 8 or 16 bits")
+    return image.convert("RGB")
 
 
 @dataclass(frozen=True)

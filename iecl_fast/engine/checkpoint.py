@@ -7,6 +7,7 @@ Formats, as the entry "format" counts them:
 """
 
 import os
+import pickle
 import random
 import zipfile
 from contextlib import contextmanager
@@ -127,6 +128,9 @@ def load_checkpoint(path):
             if (changed := archive.testzip()) is not None:
                 raise zipfile.BadZipFile(f"the checksum of {changed} is another one")
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's own words advise to run what is in it
+        words = "tensors and plain values, and is not loaded: it is damaged, or another program's"
+        raise UsageError(f"{path} is no checkpoint of iecl-fast pretrain: it holds more than {words}") from None
     except Exception as error:  # an unpickler that meets damaged bytes may raise anything
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"{path} cannot be read as a checkpoint, it is damaged or something else: {reason}") from None

@@ -4,10 +4,8 @@ import itertools
 import math
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from iecl_fast.engine.checkpoint import whole_file
+from iecl_fast.engine.figures import drawable, png_figure
 from iecl_fast.engine.logging import COUNTS, read_metrics
 
 COLUMNS = 3
@@ -77,20 +75,17 @@ def _draw(panels, picture_path, title):
         return
     columns = min(COLUMNS, len(panels))
     lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(4.5 * columns, 3.0 * lines), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    for number, (words, curves) in enumerate(panels.items()):
-        axes = figure.add_subplot(lines, columns, number + 1)
-        for color, (label, (steps, values)) in zip(itertools.cycle(COLORS), curves.items(), strict=False):
-            _draw_curve(axes, steps, values, color, label)
-        if any(curves):
-            axes.legend(fontsize=8)
-        axes.set_title(words, fontsize=10)
-        axes.set_xlabel("step", fontsize=9)
-        axes.grid(alpha=0.3)
-    with whole_file(picture_path) as file:
-        figure.savefig(file, format="png", dpi=120)
+    with png_figure(picture_path, size=(4.5 * columns, 3.0 * lines), dpi=120) as figure:
+        figure.suptitle(title)
+        for number, (words, curves) in enumerate(panels.items()):
+            axes = figure.add_subplot(lines, columns, number + 1)
+            for color, (label, (steps, values)) in zip(itertools.cycle(COLORS), curves.items(), strict=False):
+                _draw_curve(axes, steps, values, color, drawable(label))
+            if any(curves):
+                axes.legend(fontsize=8)
+            axes.set_title(words, fontsize=10)
+            axes.set_xlabel("step", fontsize=9)
+            axes.grid(alpha=0.3)
 
 
 def _draw_curve(axes, steps, values, color, label):

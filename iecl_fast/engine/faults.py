@@ -69,7 +69,7 @@ class Faults:
                 continue
             self.unreadable.append(text)
             if self.max_unreadable > 0:
-                self._say(f"an image cannot be read, another is taken in its place: {text}")
+                self._say(f"an image cannot be read and is left out: {text}")
         if len(self.unreadable) > self.max_unreadable:
             lines = self.unreadable[:LISTED] + ["..."] * (len(self.unreadable) > LISTED)
             raise RunError(

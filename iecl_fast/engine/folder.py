@@ -1,6 +1,7 @@
 """The run folder: where each thing lies, and that nothing in it is overwritten."""
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -92,6 +93,29 @@ class RunFolder:
         if not isinstance(result, dict) or "knn_top1" not in result:
             raise UsageError(f"{self.result} is damaged: it must hold the accuracies of a run")
         return result
+
+
+def check_writable(path):
+    """Refuse a file or folder for ``--output`` that could not be made: hours of work are not to end with that.
+
+    Raises:
+        UsageError: it, or what is above it, is no folder or cannot be written to.
+    """
+    whole = Path(path).absolute()
+    above = next(place for place in (whole, *whole.parents) if place.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UsageError(f"--output: {path} is not allowed, {above} is no folder that can be written to")
+
+
+def check_new_file(path):
+    """Refuse a file for ``--output`` that is there already, a dangling link included, or could not be made.
+
+    Raises:
+        UsageError: either.
+    """
+    if os.path.lexists(path):
+        raise UsageError(f"{path} exists already and is not overwritten: name another file with --output")
+    check_writable(path)
 
 
 def write_json(path, values):

@@ -4,10 +4,8 @@ import math
 
 import numpy as np
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from iecl_fast.engine.checkpoint import whole_file
+from iecl_fast.engine.figures import png_figure
 from iecl_fast.evaluate.features import frozen
 
 SHOWN = 8
@@ -57,14 +55,12 @@ def draw_views(rows, path, title=""):
     """Write rows of pictures, as `QueryViews.rows` gives them, as a PNG file."""
     picture = tile(rows).permute(1, 2, 0).numpy()
     height, width = picture.shape[:2]
-    figure = Figure(figsize=(10, 10 * height / width + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    axes = figure.add_subplot()
-    axes.imshow(picture, interpolation="nearest")
-    axes.set_xticks([])
-    labels = ("view", "after SAIB,\nrescaled", "difference")
-    axes.set_yticks((np.arange(3) + 0.5) * height / 3, labels)
-    axes.tick_params(length=0)
-    with whole_file(path) as file:
-        figure.savefig(file, format="png", dpi=max(120, math.ceil(width / 10)))
+    size, dpi = (10, 10 * height / width + 0.5), max(120, math.ceil(width / 10))
+    with png_figure(path, size=size, dpi=dpi) as figure:
+        figure.suptitle(title)
+        axes = figure.add_subplot()
+        axes.imshow(picture, interpolation="nearest")
+        axes.set_xticks([])
+        labels = ("view", "after SAIB,\nrescaled", "difference")
+        axes.set_yticks((np.arange(3) + 0.5) * height / 3, labels)
+        axes.tick_params(length=0)

@@ -15,6 +15,7 @@ from iecl_fast.engine.checkpoint import get_rng_state, load_checkpoint, load_par
 from iecl_fast.engine.curves import draw_curves
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.faults import Faults
+from iecl_fast.engine.figures import drawable
 from iecl_fast.engine.folder import write_json
 from iecl_fast.engine.pictures import QueryViews, draw_views
 from iecl_fast.engine.plan import count_steps
@@ -164,7 +165,7 @@ class Run:
             "seconds": self._seconds(),
         }
         if self.fabric.is_global_zero:
-            title = f"{self.config.method['name']} on {Path(self.config.data.name).name}"
+            title = f"{self.config.method['name']} on {drawable(Path(self.config.data.name).name)}"
             draw_curves(self.folder.metrics, self.folder.curves, title)
             if self.query_views is not None:
                 draw_views(self.query_views.rows(self.method.saib, self.fabric.device), self.folder.views, title)

@@ -8,7 +8,7 @@ from iecl_fast.engine.accuracy_picture import draw_accuracies
 from iecl_fast.engine.config import merge, read_recipe, resolve
 from iecl_fast.engine.curves import draw_comparison
 from iecl_fast.engine.errors import RunError, UsageError
-from iecl_fast.engine.folder import RunFolder, write_json
+from iecl_fast.engine.folder import RunFolder, find_folder, write_json
 from iecl_fast.engine.pretrain import pretrain
 from iecl_fast.engine.processes import started_by_torchrun
 
@@ -19,8 +19,8 @@ def sweep(names, *, seeds, output, layers=(), axis=None):
     """Train every configuration with every seed, and gather the results.
 
     The runs lie in ``output/<configuration>/seed<number>``. A run that is finished there is not trained again, and one
-    that was stopped goes on, so the same call takes up a sweep where it was left. ``summary.json`` and ``curves.png``
-    are written anew after each run.
+    that was stopped goes on, so the same call takes up a sweep where it was left. One that fails does not keep the
+    others from being trained. ``summary.json`` and ``curves.png`` are written anew after each run.
 
     With an axis a configuration is trained with each of its values, is named ``<configuration>/<value>``, and
     ``accuracy.png`` shows what was reached against them.
@@ -36,7 +36,8 @@ def sweep(names, *, seeds, output, layers=(), axis=None):
         (dict from configuration to dict from figure to the list of its values, failed runs as "folder: reason").
 
     Raises:
-        UsageError: a configuration is not allowed, two have one name, or a folder holds something else.
+        UsageError: a configuration is not allowed, two have one name, or a folder holds something else: another
+            configuration's run, a damaged one. Nothing is trained then.
         Interrupted: a signal came; what is done is kept.
     """
     if seeds < 1:
@@ -50,6 +51,9 @@ def sweep(names, *, seeds, output, layers=(), axis=None):
             runs[label] = _runs_of(name, seeds, Path(output) / label, (*layers, *own))
             places[label] = (line, value)
     _check_folder(Path(output), runs)
+    for config in (config for configs in runs.values() for config in configs):
+        if RunFolder(config.output).config.exists():
+            find_folder(config, config.output)
     results, failures = {label: [] for label in runs}, []
     for label, configs in runs.items():
         for config in configs:
@@ -57,7 +61,7 @@ def sweep(names, *, seeds, output, layers=(), axis=None):
             print(f"{label}, seed {config.seed}: {folder.path}", file=sys.stderr, flush=True)
             try:
                 _, result = pretrain(config, resume=config.output if folder.config.exists() else None)
-            except RunError as error:
+            except (RunError, UsageError) as error:
                 failures.append(f"{folder.path}: {error}")
                 continue
             results[label].append(result)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from iecl_fast.engine.checkpoint import load_checkpoint, whole_file
 from iecl_fast.engine.errors import UsageError
+from iecl_fast.engine.folder import check_new_file
 from iecl_fast.evaluate import detectron2
 from iecl_fast.evaluate.restore import checkpoint_path, plain_resnet
 from iecl_fast.ssl.encoders import BACKBONES, build_backbone
@@ -67,8 +67,7 @@ def export_checkpoint(checkpoint, file_format, output=None):
         _safetensors()  # what is missing is said before the work
     given = Path(checkpoint)
     target = Path(output) if output is not None else (given if given.is_dir() else given.parent) / FORMATS[file_format]
-    if os.path.lexists(target):
-        raise UsageError(f"{target} exists already and is not overwritten: name another file with --output")
+    check_new_file(target)
     path = checkpoint_path(checkpoint)
     exported = _backbone_of(load_checkpoint(path), path)
     data = _encode(exported, file_format)

@@ -69,7 +69,7 @@ def extract_features(backbone, dataset, *, fabric, batch_size, workers=0, faults
         features: (n, C) float32, labels: (n,) int64, on the device of `fabric`; n of the images can be read.
 
     Raises:
-        RunError: more images cannot be read than allowed, or none can.
+        RunError: more images cannot be read than allowed, or none can; a feature is no finite number.
     """
     faults = Faults(fabric) if faults is None else faults
     rank, ranks = fabric.global_rank, fabric.world_size
@@ -96,7 +96,10 @@ def extract_features(backbone, dataset, *, fabric, batch_size, workers=0, faults
     features, labels, readable = (gather_rows(column)[: len(dataset)] for column in (features, labels, readable))
     if not readable.any():
         raise RunError(f"none of {len(dataset)} images can be read")
-    return features[readable], labels[readable]
+    features, labels = features[readable], labels[readable]
+    if broken := int((~features.isfinite()).any(dim=1).sum()):
+        raise RunError(f"the features of {broken} of {len(features)} images are no finite numbers")
+    return features, labels
 
 
 def read_batches(loader):
@@ -113,5 +116,6 @@ def read_batches(loader):
         except StopIteration:
             return
         except OSError as error:
-            raise RunError(f"an image cannot be read: {str(error).strip().splitlines()[-1]}") from None
+            reason = str(error).strip().splitlines()[-1].removeprefix("OSError: ")
+            raise RunError(f"an image cannot be read: {reason}") from None
         yield batch

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 from iecl_fast.data import Readable, channel_statistics
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import merge, resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.faults import Faults, lost_workers
@@ -18,7 +17,7 @@ from iecl_fast.evaluate.accuracy import class_accuracies, confusion_matrix
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.evaluate.finetune import finetune
 from iecl_fast.evaluate.protocols import Measurement, judge
-from iecl_fast.evaluate.restore import checkpoint_path, restore_method
+from iecl_fast.evaluate.restore import checkpoint_path, load_trained, restore_method
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def evaluate_checkpoint(protocol, checkpoint, *, data=(), overrides=None):
             frozen encoder did not stay as it was.
     """
     path = checkpoint_path(checkpoint)
-    state = load_checkpoint(path)
+    state = load_trained(path)
     overrides = overrides or {}
     if data and "name" in (given := _group(overrides, "data")):
         raise UsageError(f"data.name={given['name']}: there is --data already, give one of them")
@@ -112,6 +111,9 @@ def _configuration(saved, overrides):
     for group in ("method", "ring", "saib", "encoder"):
         if config.to_dict()[group] != original[group]:
             raise UsageError(f"{group}: the checkpoint's encoder is as it is, {group} cannot be changed here")
+    size, own = config.views["image_size"], saved["views"]["image_size"]
+    if config.saib is not None and size != own:
+        raise UsageError(f"views.image_size: {size} is not allowed, the checkpoint's SAIB was built for {own}")
     return config
 
 
@@ -124,7 +126,9 @@ def _standardised(saved, config, overrides):
     else:
         pixels = Readable(build.training_pixels(config), config.data.max_unreadable)
         loader = DataLoader(pixels, batch_size=config.evaluate.batch_size, num_workers=config.data.workers)
-        mean, std = channel_statistics(images for images, *_ in read_batches(loader))
+        # What stands in for an unreadable image is counted once all the same.
+        batches = ((images, [not text for text in texts]) for images, _, texts in read_batches(loader))
+        mean, std = channel_statistics(images[readable] for images, readable in batches)
         statistics = {"mean": mean, "std": std}
     given = [name for name, value in _group(overrides, "views").items() if value is not None]
     found = {name: value for name, value in statistics.items() if name not in given}
@@ -153,12 +157,13 @@ def _evaluate(protocol, state, path, config):
         else:
             probe_views = build.probe_views(config)
             (measurement,) = judge(backbone, train, test, num_classes, (protocol,), **options, probe_views=probe_views)
+    unread_tests = len(test) - len(measurement.labels)
     summary = {
         "checkpoint": str(path),
         "data": config.data.name,
         "step": state["step"],
         "labels": config.evaluate.labels,
-        "train_images": len(train),
+        "train_images": len(train) - (len(faults.unreadable) - unread_tests),
         "test_images": len(measurement.labels),
         "mean": list(config.views["mean"]),
         "std": list(config.views["std"]),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_part
+from iecl_fast.engine.checkpoint import load_checkpoint, load_part
 from iecl_fast.engine.config import resolve
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.folder import RunFolder
@@ -17,6 +17,21 @@ def checkpoint_path(checkpoint):
     return RunFolder(path).checkpoint if path.is_dir() else path
 
 
+def load_trained(path):
+    """What `load_checkpoint` gives of a run's checkpoint, whose configuration has what every run's has.
+
+    Raises:
+        UsageError: it has not; what `load_checkpoint` refuses.
+    """
+    state = load_checkpoint(path)
+    for group in ("data", "evaluate", "views"):
+        if not isinstance(state["config"].get(group), dict):
+            raise UsageError(f"{path} is damaged, its config has no group {group}")
+    if not state["rng"]:
+        raise UsageError(f"{path} is damaged, its rng is empty")
+    return state
+
+
 def restore_method(state, config, path):
     """The method as it was saved, on the CPU.
 
@@ -26,13 +41,16 @@ def restore_method(state, config, path):
         path: of the checkpoint, for messages.
 
     Raises:
-        UsageError: the weights are of another method.
+        UsageError: the weights are of another method, or no finite numbers.
     """
     # As many images on each device as in the run: SAIB may depend on it.
     ranks = len(state["rng"])
     batch_size = config.trainer.batch_size // ranks
     method = build.method(config, total_steps=1, batch_size=batch_size, num_images=state["samples"], world_size=ranks)
     load_part(method, state["method"], path)
+    broken = [name for name, tensor in method.backbone.state_dict().items() if not tensor.isfinite().all()]
+    if broken:
+        raise UsageError(f"{path}: the encoder holds numbers that are not finite, in {', '.join(broken)}")
     return method
 
 

@@ -4,30 +4,31 @@ import os
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from iecl_fast.engine.checkpoint import whole_file
 from iecl_fast.engine.errors import UsageError
-from iecl_fast.engine.folder import write_json
+from iecl_fast.engine.figures import drawable, png_figure
+from iecl_fast.engine.folder import check_writable, write_json
 
+TABLE = "table.md"
 NAMED_CLASSES = 60  # more names than these cannot be read beside a picture
 NUMBERED_CLASSES = 20  # nor more numbers than these in it
 
 
 def check_output(folder):
-    """The folder for an evaluation, as a `Path`. Nothing is made yet, but hours of work are not to end with an error.
+    """The folder for an evaluation, as a `Path`. Nothing is made yet.
 
     Raises:
-        UsageError: there is a result in it already, or it cannot be made.
+        UsageError: there is a result in it already, it is a run's, or it cannot be made.
     """
-    target = Path(folder) / "result.json"
-    if target.exists():
-        raise UsageError(f"{target} exists already and is not overwritten: name another folder with --output")
-    above = next(place for place in target.absolute().parents if place.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise UsageError(f"--output: {folder} is not allowed, {above} is no folder that can be written to")
-    return target.parent
+    folder = Path(folder)
+    for old in (folder / "result.json", folder / TABLE, *folder.glob("confusion*.png")):
+        if os.path.lexists(old):
+            raise UsageError(f"{old} exists already and is not overwritten: name another folder with --output")
+    if (folder / "config.yaml").exists():  # the result would count as the run's own
+        raise UsageError(f"--output: {folder} is not allowed, it is a run's folder: name one inside it, or another")
+    check_writable(folder)
+    return folder
 
 
 def write_results(folder, evaluations):
@@ -44,8 +45,8 @@ def write_results(folder, evaluations):
         draw_confusion(evaluation, folder / f"confusion{suffix}.png", name)
     results = [evaluation.result() for evaluation in evaluations]
     if len(results) > 1:
-        with whole_file(folder / "table.md") as file:
-            file.write((format_table(evaluations) + "\n").encode())
+        with whole_file(folder / TABLE) as file:
+            file.write((format_table(evaluations) + "\n").encode(errors="backslashreplace"))
     write_json(folder / "result.json", results[0] if len(results) == 1 else {"data_sets": results})
 
 
@@ -66,7 +67,8 @@ def format_table(evaluations):
         summary, protocol = evaluation.summary, evaluation.protocol
         counts = (summary["train_images"], summary["test_images"], len(evaluation.classes))
         tops = (summary[f"{protocol}_top1"], summary[f"{protocol}_top5"], evaluation.class_mean())
-        rows.append((name, *map(str, counts), *(f"{100 * value:.1f} %" for value in tops)))
+        cell = " ".join(name.split()).replace("|", "\\|")
+        rows.append((cell, *map(str, counts), *(f"{100 * value:.1f} %" for value in tops)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -89,21 +91,19 @@ def draw_confusion(evaluation, path, name):
     parts = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     classes = len(counts)
     size = max(4.5, 3 + min(0.35 * classes, 14))
-    figure = Figure(figsize=(size + 1, size), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    image = axes.imshow(parts, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, label="part of the class", shrink=0.8)
-    top1 = evaluation.summary[f"{evaluation.protocol}_top1"]
-    axes.set_title(f"{evaluation.protocol} on {name}: {100 * top1:.1f} % of {counts.sum()} images")
-    axes.set_xlabel("taken for")
-    axes.set_ylabel("class")
-    if classes <= NAMED_CLASSES:
-        axes.set_xticks(range(classes), evaluation.classes, rotation=90, fontsize=8)
-        axes.set_yticks(range(classes), evaluation.classes, fontsize=8)
-    if classes <= NUMBERED_CLASSES:
-        for row, column in np.argwhere(counts):
-            color = "white" if parts[row, column] > 0.5 else "black"
-            axes.text(column, row, counts[row, column], ha="center", va="center", color=color, fontsize=7)
-    with whole_file(path) as file:
-        figure.savefig(file, format="png", dpi=110)
+    with png_figure(path, size=(size + 1, size), dpi=110) as figure:
+        axes = figure.add_subplot()
+        image = axes.imshow(parts, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        figure.colorbar(image, label="part of the class", shrink=0.8)
+        top1 = evaluation.summary[f"{evaluation.protocol}_top1"]
+        axes.set_title(f"{evaluation.protocol} on {drawable(name)}: {100 * top1:.1f} % of {counts.sum()} images")
+        axes.set_xlabel("taken for")
+        axes.set_ylabel("class")
+        if classes <= NAMED_CLASSES:
+            names = list(map(drawable, evaluation.classes))
+            axes.set_xticks(range(classes), names, rotation=90, fontsize=8)
+            axes.set_yticks(range(classes), names, fontsize=8)
+        if classes <= NUMBERED_CLASSES:
+            for row, column in np.argwhere(counts):
+                color = "white" if parts[row, column] > 0.5 else "black"
+                axes.text(column, row, counts[row, column], ha="center", va="center", color=color, fontsize=7)

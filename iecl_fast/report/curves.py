@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 360, 220  # of a panel, in the units of its viewBox
 LEFT, TOP, RIGHT, BOTTOM = 54, 8, 8, 26  # margins for the ticks
 UNIT = 1000  # side of the plot area in its own units, whatever its shape
 POINTS = 400  # of a curve, at most: neighbouring rows are averaged
+LARGEST = 1e300  # of a number that is drawn: differences of larger ones are none any more
 MIDDLE = (1, 99)  # percentiles of the single values that a panel shows for sure; the means it shows all
 
 
@@ -38,7 +39,7 @@ def curve_panels(groups):
 
 
 def _finite(steps, values):
-    kept = np.isfinite(values)
+    kept = np.abs(values) < LARGEST  # False for NaN
     return steps[kept], values[kept]
 
 

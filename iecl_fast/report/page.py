@@ -58,10 +58,12 @@ def _look(group):
         return None
     print(f"features of {run.folder.path}", file=sys.stderr, flush=True)
     try:
-        return look(run.folder.path)
+        seen = look(run.folder.path)
     except (UsageError, RunError, OSError) as error:
         run.notes.append(f"Its features cannot be looked at: {error}.")
         return None
+    run.notes += [f"An image cannot be read and is left out: {text}." for text in seen.unreadable]
+    return seen
 
 
 def _about(group):

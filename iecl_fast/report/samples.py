@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 import torch
 from lightning_fabric import Fabric
 from torch.nn import functional
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from iecl_fast.data import balanced_rows
 from iecl_fast.engine import build
-from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.config import resolve
-from iecl_fast.engine.errors import RunError
+from iecl_fast.engine.faults import Faults
 from iecl_fast.evaluate.features import extract_features
-from iecl_fast.evaluate.restore import checkpoint_path, restore_method
+from iecl_fast.evaluate.restore import checkpoint_path, load_trained, restore_method
 
 TESTS = 1000  # test images, at most
 GALLERY = 4000  # training images among which neighbours are looked for, at most
@@ -35,6 +34,7 @@ class Look:
         test_labels, gallery_labels: (n,), (m,) int64 on the CPU.
         test_features, gallery_features: (n, C), (m, C) float32, unit rows on the CPU.
         total_tests, total_gallery: how many images there are of which these are some.
+        unreadable: what was wrong with each image that cannot be read, and is none of these.
     """
 
     step: int
@@ -47,6 +47,7 @@ class Look:
     gallery_features: torch.Tensor
     total_tests: int
     total_gallery: int
+    unreadable: list
 
 
 @dataclass
@@ -75,10 +76,10 @@ def look(checkpoint):
 
     Raises:
         UsageError: no checkpoint, a damaged one, or its data is not there.
-        RunError: an image cannot be read, or a feature is no number.
+        RunError: more images cannot be read than the run allows, or a feature is no finite number.
     """
     path = checkpoint_path(checkpoint)
-    state = load_checkpoint(path)
+    state = load_trained(path)
     # Of how the run was evaluated this needs the batches alone, so that a checkpoint from before a protocol will do.
     evaluate = {"batch_size": state["config"]["evaluate"]["batch_size"]}
     config = resolve(state["config"] | {"evaluate": evaluate})
@@ -86,26 +87,45 @@ def look(checkpoint):
     fabric = Fabric(accelerator=build.accelerator(replace(config.trainer, accelerator="auto")), devices=1)
     backbone = restore_method(state, config, path).backbone.to(fabric.device)
     train, test, _ = build.evaluation_data(config)
-    tests, gallery = Subset(test, _test_rows(test.labels)), Subset(train, _some(train.labels, GALLERY))
-    loading = {"fabric": fabric, "batch_size": config.evaluate.batch_size, "workers": config.data.workers}
+    faults = Faults(fabric, max_unreadable=config.data.max_unreadable)
+    loading = {"batch_size": config.evaluate.batch_size, "workers": config.data.workers}
+
+    def features_of(images, rows):
+        numbered = _Numbered(images, rows)
+        features, places = extract_features(backbone, numbered, fabric=fabric, faults=faults, **loading)
+        readable = rows[places.cpu()]
+        return Subset(images, readable), images.labels[readable], functional.normalize(features, dim=1).cpu()
+
     with build.threads(config.trainer):
-        (test_features, test_labels), (gallery_features, gallery_labels) = (
-            extract_features(backbone, images, **loading) for images in (tests, gallery)
-        )
-    if not (test_features.isfinite().all() and gallery_features.isfinite().all()):
-        raise RunError("its features are not finite numbers")
+        tests, test_labels, test_features = features_of(test, _test_rows(test.labels))
+        gallery, gallery_labels, gallery_features = features_of(train, _some(train.labels, GALLERY))
     return Look(
         step=state["step"],
         classes=test.classes,
         tests=tests,
         gallery=gallery,
-        test_labels=test_labels.cpu(),
-        gallery_labels=gallery_labels.cpu(),
-        test_features=functional.normalize(test_features, dim=1).cpu(),
-        gallery_features=functional.normalize(gallery_features, dim=1).cpu(),
+        test_labels=test_labels,
+        gallery_labels=gallery_labels,
+        test_features=test_features,
+        gallery_features=gallery_features,
         total_tests=len(test),
         total_gallery=len(train),
+        unreadable=faults.unreadable,
     )
+
+
+class _Numbered(Dataset):
+    """Some of the images, each with its place among them: of those that can be read it is known which they are."""
+
+    def __init__(self, images, rows):
+        self.images, self.rows = images, rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        image, _ = self.images[int(self.rows[index])]
+        return image, index
 
 
 def nearest(seen):

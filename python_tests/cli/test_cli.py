@@ -84,6 +84,31 @@ def test_evaluate_does_not_overwrite(run, tmp_path, capsys):
     assert (tmp_path / "result.json").read_text() == "{}"
 
 
+def test_evaluate_leaves_a_run_folder_alone(run, tmp_path, capsys):
+    """Of a run that is not finished yet the result would count as its own."""
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    assert main(["evaluate", "knn", "--checkpoint", str(run), "--output", str(tmp_path)]) == 2
+    assert "it is a run's folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "knn", "--checkpoint", ""],
+        ["evaluate", "knn", "--checkpoint", "a", "--output", ""],
+        ["evaluate", "knn", "--checkpoint", "a", "--data", ""],
+        ["export", "a", "--format", "torchvision", "--output", ""],
+        ["report", "a", "--output", " "],
+        ["sweep", "digits", "--output", ""],
+        ["pretrain", "--resume", ""],
+    ],
+)
+def test_an_empty_name_is_not_the_working_directory(arguments, capsys):
+    assert main(arguments) == 2
+    assert "is not allowed, it must name a file or folder" in capsys.readouterr().err
+
+
 def test_pretrain_without_output_makes_a_folder_under_runs(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["pretrain", "--data", str(photos), "--epochs", "1", "--method", "moco", *TINY]) == 0

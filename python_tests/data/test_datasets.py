@@ -9,7 +9,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, STL10
 
 from iecl_fast.data import balanced_rows, build_dataset, dataset_info, default_root, evaluation_transform
-from iecl_fast.data.datasets import load_image
+from iecl_fast.data.torchvision_sources import load_image
 
 CIFAR_FOLDER = Path("/tmp/cifar10")
 
@@ -169,13 +169,18 @@ def test_errors_of_build_dataset(arguments, words):
 def test_errors_about_folders(tree):
     with pytest.raises(ValueError, match="got 'cifar-10'"):
         dataset_info("cifar-10")
-    (tree / "test" / "d").mkdir()
-    with pytest.raises(ValueError, match="test has classes that train/ lacks: d"):
+    (tree / "train" / "d").mkdir()  # without images it is no class
+    assert build_dataset(str(tree)).classes == ["a", "b", "c"]
+    for folder in ("d", ".ipynb_checkpoints"):
+        (tree / "test" / folder).mkdir()
+    assert len(build_dataset(str(tree), split="test")) == 4
+    Image.new("L", (4, 4)).save(tree / "test" / "d" / "0.png")
+    with pytest.raises(ValueError, match="test has images of classes that train/ has none of: d"):
         build_dataset(str(tree), split="test")
     (tree / "test").rename(tree / "held-out")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*test or .*val\. A data set's folder holds"):
         build_dataset(str(tree), split="test")
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*train/<class>/"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*a/train\. A data set"):
         build_dataset(str(tree / "train" / "a"))
     for image in tree.glob("train/*/*.png"):
         image.rename(image.with_suffix(".raw"))
@@ -214,3 +219,34 @@ def test_a_truncated_image_is_said_with_its_path(tmp_path):
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(OSError, match=r"cut\.jpg: .*truncated"):
         load_image(str(path))
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_16_bits_become_8(tmp_path, suffix):
+    values = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(values).save(tmp_path / f"deep.{suffix}")
+    image = load_image(tmp_path / f"deep.{suffix}")
+    assert image.mode == "RGB"
+    assert (np.asarray(image) == np.arange(256).reshape(16, 16, 1)).all()
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(np.float32, "F"), (np.int32, "I")])
+def test_numbers_of_no_known_range_are_refused(tmp_path, kind, mode):
+    Image.fromarray(np.ones((4, 4), kind)).save(tmp_path / "a.tif")
+    with pytest.raises(OSError, match=rf"a\.tif: its pixels are numbers of no known range \(mode {mode}\)"):
+        load_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("content", [b"", b"no image"])
+def test_what_is_no_image_is_said_with_its_path(tmp_path, content):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(OSError, match=r"^.*a\.png: it is empty, damaged or no image$"):
+        load_image(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "RGBA", "LA", "P", "1"])
+def test_every_mode_becomes_rgb(tmp_path, mode):
+    suffix = "jpg" if mode == "CMYK" else "png"
+    Image.new("L", (1, 1), 255).convert("RGB").convert(mode).save(tmp_path / f"a.{suffix}")
+    image = load_image(tmp_path / f"a.{suffix}")
+    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (1, 1), (255, 255, 255))

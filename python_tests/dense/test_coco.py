@@ -117,8 +117,9 @@ def test_images_without_visible_keypoints_are_left_out_of_training_alone(read_ch
     assert (len(DetectionImages(annotated, training=True)), len(DetectionImages(annotated, training=False))) == (11, 12)
 
 
-def test_empty_boxes_are_left_out_and_counted(read_changed):
-    annotated = read_changed(lambda content: content["annotations"][0].update(bbox=[5, 5, 0, 7]))
+@pytest.mark.parametrize("bbox", [[5, 5, 0, 7], [5, 5, 7, 1e-9], [95.999, 5, 0.5, 7]])
+def test_empty_boxes_are_left_out_and_counted(read_changed, bbox):
+    annotated = read_changed(lambda content: content["annotations"][0].update(bbox=bbox))
     assert annotated.left_out == 1
     assert len(annotated.images[0].boxes) == len(annotated.images[0].masks) == 1
 

@@ -185,6 +185,46 @@ def test_a_broken_image_is_a_message(checkpoint, voc_folder, tmp_path, capsys):
     assert "Traceback" not in error
 
 
+def spoil(folder, change):
+    """Change the test images of boxes and of masks."""
+    for name in (folder / "ImageSets" / "Main" / "test.txt").read_text().split():
+        for file in (folder / "Annotations" / f"{name}.xml", folder / "SegmentationClass" / f"{name}.png"):
+            change(file)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"), [("detect", "has an object that is neither"), ("segment", "has a pixel with a class")]
+)
+def test_nothing_to_be_found_is_said_before_the_training(checkpoint, voc_folder, tmp_path, capsys, task, words):
+    def empty(file):
+        if file.suffix == ".xml":
+            file.write_text(re.sub("<difficult>0", "<difficult>1", file.read_text()))
+        else:
+            Image.new("L", Image.open(file).size, 255).save(file)
+
+    copy = shutil.copytree(voc_folder, tmp_path / "voc")
+    spoil(copy, empty)
+    assert evaluate(task, checkpoint, copy, NAMES, "--output", str(tmp_path / "out")) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("task", ["detect", "segment"])
+def test_a_broken_test_image_is_said_before_the_training(checkpoint, voc_folder, tmp_path, capsys, task):
+    copy = shutil.copytree(voc_folder, tmp_path / "voc")
+    image = copy / "JPEGImages" / "000014.jpg"
+    image.write_bytes(image.read_bytes()[:-600])
+    assert evaluate(task, checkpoint, copy, NAMES, "--output", str(tmp_path / "out")) == 2
+    assert "000014.jpg: image file is truncated" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_last_step_that_diverges_is_a_message(checkpoint, voc_folder, tmp_path, capsys):
+    words = [*TINY_RCNN, NAMES, "lr=1e30", "weight_decay=1e30", "batch_size=12", "epochs=1", "warmup_epochs=0"]
+    assert evaluate("detect", checkpoint, voc_folder, *words, "--output", str(tmp_path / "out")) == 1
+    assert "a weight is no finite number after step 1 of 1" in capsys.readouterr().err
+
+
 def test_a_training_that_diverges_is_a_message(checkpoint, voc_folder, tmp_path, capsys):
     words = [*TINY_RCNN, NAMES, "lr=1e30", "epochs=2", "warmup_epochs=0"]
     assert evaluate("detect", checkpoint, voc_folder, *words, "--output", str(tmp_path / "out")) == 1

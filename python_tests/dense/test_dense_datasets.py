@@ -76,7 +76,7 @@ def test_the_mask_goes_where_the_image_goes(tmp_path):
     values = np.random.default_rng(0).integers(0, 5, (6, 8)).repeat(16, 0).repeat(16, 1).astype(np.uint8)
     Image.fromarray(np.stack([values * 50] * 3, axis=2)).save(tmp_path / "image.png")
     Image.fromarray(values).save(tmp_path / "mask.png")
-    annotated = Annotated([(tmp_path / "image.png", tmp_path / "mask.png")], tuple("abcd"))
+    annotated = Annotated([(tmp_path / "image.png", tmp_path / "mask.png", True)], tuple("abcd"))
     images = SegmentationImages(annotated, **NO_CHANGE, crop_size=112, scale=(0.5, 2.0), flip=True)
     padded, seen = 0, 0
     for epoch in range(12):
@@ -115,6 +115,7 @@ def test_test_images_are_whole_and_standardised(voc_folder):
 def test_a_truncated_image_names_its_file(voc_folder, tmp_path):
     source = voc_folder / "JPEGImages" / "000000.jpg"
     (tmp_path / "cut.jpg").write_bytes(source.read_bytes()[:-600])
-    annotated = Annotated([(tmp_path / "cut.jpg", voc_folder / "SegmentationClass" / "000000.png")], shapes.CLASSES)
+    mask = voc_folder / "SegmentationClass" / "000000.png"
+    annotated = Annotated([(tmp_path / "cut.jpg", mask, True)], shapes.CLASSES)
     with pytest.raises(OSError, match=r"cut\.jpg"):
         SegmentationImages(annotated, **NO_CHANGE)[0]

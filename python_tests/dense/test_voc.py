@@ -9,6 +9,7 @@ from PIL import Image
 from dense import shapes
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.evaluate.dense import voc
+from iecl_fast.evaluate.dense.datasets import SegmentationImages
 
 FIRST = "000000"
 
@@ -134,9 +135,19 @@ def test_vocs_own_classes_are_the_default(folder):
 
 def test_masks(folder):
     annotated = voc.read_masks(folder, ["train"], shapes.CLASSES)
-    image, mask = annotated.images[0]
+    image, mask, teaches = annotated.images[0]
+    assert teaches
     assert (image.name, mask.name) == (f"{FIRST}.jpg", f"{FIRST}.png")
     assert len(annotated.images) == 12
+
+
+def test_images_whose_masks_hold_no_class_are_left_out_of_training_alone(folder):
+    file = folder / "SegmentationClass" / f"{FIRST}.png"
+    Image.new("L", Image.open(file).size, voc.UNLABELLED).save(file)
+    annotated = voc.read_masks(folder, ["train"], shapes.CLASSES)
+    images = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    assert len(SegmentationImages(annotated, **images, crop_size=32)) == 11
+    assert len(SegmentationImages(annotated, **images)) == 12
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from iecl_fast.engine.curves import draw_comparison, draw_curves
+from iecl_fast.engine.figures import drawable, png_figure
 from iecl_fast.engine.pictures import QueryViews, draw_views, tile
 
 STANDARD = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}
@@ -85,3 +86,15 @@ def test_without_rows_there_is_no_picture(tmp_path):
     draw_curves(tmp_path / "metrics.csv", tmp_path / "curves.png")
     draw_comparison({"a": [tmp_path / "metrics.csv"]}, tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()
+
+
+@pytest.mark.parametrize("name", ["$a{$", r"$\frac$", "\N{CJK UNIFIED IDEOGRAPH-65E5}", "\udce9", "a" * 300, "<b>|\n"])
+def test_names_are_drawn_as_they_are(tmp_path, name, recwarn):
+    with png_figure(tmp_path / "a.png", size=(8, 6), dpi=50) as figure:
+        axes = figure.add_subplot()
+        axes.set_title(drawable(name))
+        axes.set_xticks([0, 1], [drawable(name)] * 2)
+        axes.plot([0, 1], label=drawable(name))
+        axes.legend()
+    assert matplotlib.image.imread(tmp_path / "a.png")[..., :3].min() < 0.1  # black letters
+    assert not recwarn

@@ -1,6 +1,7 @@
 """Sweeps: a table of several recipes and seeds, taken up where they were left, nothing overwritten."""
 
 import json
+import shutil
 import signal
 import statistics
 
@@ -10,7 +11,7 @@ import yaml
 from iecl_fast.cli import main
 from iecl_fast.engine import sweep as module
 from iecl_fast.engine.config import merge, parse_override, read_recipe
-from iecl_fast.engine.errors import RunError
+from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.engine.logging import RunLog
 from iecl_fast.engine.sweep import format_table
 from small_runs import SMALL_RUN
@@ -97,10 +98,19 @@ def test_stopped_in_the_middle_and_taken_up(configs, done, tmp_path, monkeypatch
         }
 
 
-def test_a_run_that_fails_does_not_stop_the_others(configs, tmp_path, monkeypatch, capsys):
+def test_a_damaged_run_is_said_before_any_training(done, configs, tmp_path, monkeypatch, capsys):
+    copy = shutil.copytree(done, tmp_path / "out")
+    (copy / "cold" / "seed1" / "checkpoints" / "last.ckpt").write_bytes(b"cut")
+    monkeypatch.setattr(module, "pretrain", None)
+    assert main(["sweep", *configs, "--seeds", "3", "--output", str(copy)]) == 2
+    assert "cold/seed1/checkpoints/last.ckpt cannot be read as a checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [RunError, UsageError])
+def test_a_run_that_fails_does_not_stop_the_others(configs, tmp_path, monkeypatch, capsys, kind):
     def stand_in(config, resume):
         if config.seed == 0:
-            raise RunError("the loss is nan")
+            raise kind("the loss is nan")
         return None, dict.fromkeys(module.FIGURES, 0.25)
 
     monkeypatch.setattr(module, "pretrain", stand_in)

@@ -1,6 +1,8 @@
 """Several data sets in one command: each with its own statistics and views, one table, and errors before any work."""
 
 import json
+import math
+import os
 import shutil
 
 import numpy as np
@@ -143,3 +145,50 @@ def test_all_data_are_looked_for_before_the_first_is_evaluated(checkpoint, folde
     arguments = ["--data", str(folders / "triples"), "--data", str(broken)]
     assert main(["evaluate", "knn", "--checkpoint", str(checkpoint), *arguments]) == 2
     assert "there is no folder" in capsys.readouterr().err
+
+
+def test_unreadable_images_are_counted_and_have_no_part(checkpoint, folders, tmp_path, capsys):
+    """Numbers and statistics are those of the images that can be read."""
+    copies = [shutil.copytree(folders / "pairs", tmp_path / name) for name in ("broken", "without")]
+    names = ("train/dark/3.png", "test/dark/1.png", "test/light/0.png")
+    for name in names:
+        (copies[0] / name).write_bytes(b"")
+        (copies[1] / name).unlink()
+    results = []
+    for copy in copies:
+        out = tmp_path / f"{copy.name}-out"
+        assert (
+            main(["evaluate", "knn", "--checkpoint", str(checkpoint), "--data", str(copy), "--output", str(out)]) == 0
+        )
+        results.append(json.loads((out / "result.json").read_text()))
+    error = capsys.readouterr().err
+    for name in names:
+        assert error.count(f"an image cannot be read and is left out: {copies[0]}/{name}: ") == 1
+    counted = results[0].pop("unreadable_images"), results[1].pop("unreadable_images")
+    assert counted == (3, 0)
+    for result in results:
+        del result["data"]
+    assert results[0] == results[1]
+    assert (results[0]["train_images"], results[0]["test_images"]) == (15, 4)
+
+
+def test_an_encoder_with_nan_is_refused(checkpoint, tmp_path, capsys):
+    state = torch.load(checkpoint, weights_only=True)
+    name = next(name for name in state["method"] if name.endswith("backbone.bn1.running_var"))
+    state["method"][name][0] = math.nan
+    torch.save(state, tmp_path / "nan.ckpt")
+    assert main(["evaluate", "knn", "--checkpoint", str(tmp_path / "nan.ckpt")]) == 2
+    assert "the encoder holds numbers that are not finite, in bn1.running_var" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["$a{$", os.fsdecode(b"caf\xe9"), "<b>|"])
+def test_names_of_data_and_classes_may_hold_anything(checkpoint, folders, tmp_path, capsys, name):
+    copy = shutil.copytree(folders / "pairs", tmp_path / name)
+    for part in ("train", "test"):
+        (copy / part / "dark").rename(copy / part / name)
+    data = ["--data", str(copy), "--data", str(folders / "triples")]
+    command = ["evaluate", "knn", "--checkpoint", str(checkpoint), *data, "--output", str(tmp_path / "out")]
+    assert main(command) == 0
+    first = json.loads((tmp_path / "out" / "result.json").read_text())["data_sets"][0]
+    assert first["classes"] == sorted([name, "light"])
+    assert {line.replace("\\|", "").count("|") for line in capsys.readouterr().out.splitlines()} == {8}

@@ -6,6 +6,7 @@ import shutil
 import statistics
 
 import pytest
+import torch
 
 from iecl_fast.cli import main
 from iecl_fast.engine.checkpoint import load_checkpoint, save_checkpoint
@@ -130,6 +131,21 @@ def test_data_that_is_gone_costs_only_its_sections(make_report, copy, images, tm
     page = Page(make_report(folder))
     assert any("gone" in text and "cannot be looked at" in text for _, text in page.named("p", "warning"))
     assert page.section("curves") and not page.section("neighbours")
+
+
+def test_images_that_cannot_be_read_are_left_out_and_named(make_report, copy, images, tmp_path):
+    tree = shutil.copytree(images, tmp_path / "spoilt")
+    folder = copy("moco")
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    state["config"]["data"]["name"] = str(tree)
+    torch.save(state, folder / "checkpoints" / "last.ckpt")
+    (tree / "test" / "light" / "0.png").write_bytes(b"")
+    (tree / "train" / "light" / "0.png").write_bytes(b"")
+    page = Page(make_report(folder))
+    for part in ("test", "train"):
+        assert f"An image cannot be read and is left out: {tree}/{part}/light/0.png" in page.text
+    assert "the most similar of 23 of 24 training images" in page.text
+    assert "17 of 18 test images" in page.text
 
 
 def test_a_checkpoint_from_before_a_setting_of_the_evaluation_will_do(make_report, copy):

@@ -181,6 +181,7 @@ def seen():
         gallery_features=features[1],
         total_tests=6,
         total_gallery=30,
+        unreadable=[],
     )
 
 

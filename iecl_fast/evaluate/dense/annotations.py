@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+from iecl_fast.data.torchvision_sources import load_image
 from iecl_fast.engine.errors import UsageError
 
 
@@ -43,7 +44,7 @@ class Annotated:
     """Images with their objects, or with the file of their segmentation mask.
 
     Attributes:
-        images: list of `Objects`, or of pairs (image file, mask file).
+        images: list of `Objects`, or of triples (image file, mask file, whether a pixel has a class).
         classes: names of the classes 1 .. n.
         keypoint_names: of one object, if the data has keypoints.
         left_out: objects whose box is empty, which the reader has left out.
@@ -86,8 +87,23 @@ def image_size(file, said_by):
             return image.size
     except FileNotFoundError:
         raise UsageError(f"{said_by}: there is no image {file}") from None
+    except UnidentifiedImageError:
+        raise UsageError(f"{said_by}: the image {file} cannot be read: it is empty, damaged or no image") from None
     except OSError as error:
         raise UsageError(f"{said_by}: the image {file} cannot be read: {error}") from None
+
+
+def check_readable(files):
+    """Read images in full: what is wrong with one is not to come out behind hours of training.
+
+    Raises:
+        UsageError: the first that cannot be read.
+    """
+    for file in files:
+        try:
+            load_image(file)
+        except OSError as error:
+            raise UsageError(f"an image cannot be read: {error}") from None
 
 
 def check_size(file, field, said, image, actual):

@@ -11,6 +11,7 @@ from iecl_fast.evaluate.dense.annotations import Annotated, Malformed, Objects, 
 
 FILES = {"faster_rcnn": "instances", "mask_rcnn": "instances", "keypoint_rcnn": "person_keypoints"}
 PAIRS = (("train2017", "val2017"), ("train2014", "val2014"), ("train", "val"))
+SMALLEST = 0.01  # pixels of a box; of a smaller one float32 may leave nothing in a large image
 SLACK = 1.0  # pixels that a box, whose coordinates are fractions and rounded, may reach beyond the image
 
 
@@ -30,8 +31,8 @@ def default_lists(folder, model):
 def read_objects(folder, names, model):
     """The images of the parts and the objects in them: boxes, and what the model needs beside them.
 
-    Categories become 1 .. n in the order of their ids. An object whose box has no width or no height
-    is left out and counted.
+    Categories become 1 .. n in the order of their ids. An object whose box has no width or no height, or less than
+    `SMALLEST` of it, is left out and counted.
 
     Args:
         folder: `Path`.
@@ -71,6 +72,8 @@ class _Part:
         categories = sorted(content["categories"], key=lambda category: category["id"])
         self.labels = {category["id"]: number for number, category in enumerate(categories, start=1)}
         self.classes = tuple(str(self._field(category, "name", "categories")) for category in categories)
+        if len(set(self.classes)) < len(self.classes):
+            raise Malformed(self.file, "categories.name", list(self.classes), "another name in each category")
         self.keypoint_names = self._read_keypoint_names(categories)
         images = {}
         for number, entry in enumerate(content["images"]):
@@ -128,11 +131,13 @@ class _Part:
         size = (image.width, image.height)
         masks = self._read_mask(entry, where, size) if self.model == "mask_rcnn" else None
         keypoints = self._read_keypoints(entry, where) if self.model == "keypoint_rcnn" else None
-        if width == 0 or height == 0:
+        box = (left, upper, left + width, upper + height)
+        if width > 0 and height > 0:
+            box = check_box(self.file, f"{where}.bbox", box, size, SLACK)
+        if box[2] - box[0] < SMALLEST or box[3] - box[1] < SMALLEST:
             self.left_out += 1
             return
-        box = (left, upper, left + width, upper + height)
-        image.boxes.append(check_box(self.file, f"{where}.bbox", box, size, SLACK))
+        image.boxes.append(box)
         image.labels.append(label)
         image.ignored.append(bool(crowd))
         image.taught.append(not crowd)

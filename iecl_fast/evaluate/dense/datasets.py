@@ -8,6 +8,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as transforms
 
+from iecl_fast.data.torchvision_sources import load_image
 from iecl_fast.engine.batches import mixed_seed
 from iecl_fast.evaluate.dense.voc import UNLABELLED
 
@@ -40,7 +41,7 @@ class DetectionImages(Dataset):
 
     def __getitem__(self, index):
         objects = self.images[index]
-        image = transforms.to_dtype(_open_rgb(objects.image), torch.float32, scale=True)
+        image = transforms.to_dtype(_read_rgb(objects.image), torch.float32, scale=True)
         target = self._target(objects)
         if self.flip and torch.rand((), generator=_generator(self.seed, self.epoch, index)) < 0.5:
             image, target = transforms.horizontal_flip(image), self._mirror(target, objects.width)
@@ -82,9 +83,10 @@ class SegmentationImages(Dataset):
     """Images with a class for each pixel: (image (3, H, W) float32, standardised; mask (H, W) int64, 255 for none).
 
     Args:
-        annotated: `Annotated` of (image file, mask file).
+        annotated: `Annotated` of (image file, mask file, whether a pixel has a class).
         mean, std: of the standardisation, per channel.
-        crop_size: side of a training crop; None gives whole images in their own size, without random changes.
+        crop_size: side of a training crop, of the images that have something to learn; None gives all images, whole, in
+            their own size, without random changes.
         scale: least and greatest factor of the resizing before a crop. Crops beyond the image's edge hold the mean,
             and 255.
         flip: mirror every second image.
@@ -92,7 +94,7 @@ class SegmentationImages(Dataset):
     """
 
     def __init__(self, annotated, *, mean, std, crop_size=None, scale=(1.0, 1.0), flip=False, seed=0):
-        self.images = annotated.images
+        self.images = [(image, mask) for image, mask, teaches in annotated.images if teaches or crop_size is None]
         self.mean, self.std = mean, std
         self.crop_size, self.scale, self.flip, self.seed, self.epoch = crop_size, scale, flip, seed, 0
 
@@ -106,7 +108,7 @@ class SegmentationImages(Dataset):
     def __getitem__(self, index):
         image_file, mask_file = self.images[index]
         image = transforms.normalize(
-            transforms.to_dtype(_open_rgb(image_file), torch.float32, scale=True), list(self.mean), list(self.std)
+            transforms.to_dtype(_read_rgb(image_file), torch.float32, scale=True), list(self.mean), list(self.std)
         )
         with Image.open(mask_file) as opened:
             mask = tv_tensors.Mask(torch.from_numpy(np.array(opened)))
@@ -157,13 +159,9 @@ def as_lists(items):
     return list(images), list(targets)
 
 
-def _open_rgb(file):
+def _read_rgb(file):
     """An image file as (3, H, W) uint8."""
-    with Image.open(file) as opened:
-        try:
-            return transforms.pil_to_tensor(opened.convert("RGB"))
-        except OSError as error:
-            raise OSError(f"{file}: {error}") from None
+    return transforms.pil_to_tensor(load_image(file))
 
 
 def _generator(seed, epoch, index):

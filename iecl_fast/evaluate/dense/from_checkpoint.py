@@ -11,9 +11,11 @@ from iecl_fast.engine import build
 from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.curves import draw_curves
 from iecl_fast.engine.errors import UsageError
-from iecl_fast.engine.folder import RunFolder, write_json
+from iecl_fast.engine.figures import drawable
+from iecl_fast.engine.folder import RunFolder, check_writable, write_json
 from iecl_fast.engine.logging import RunLog
 from iecl_fast.evaluate.dense import coco, voc
+from iecl_fast.evaluate.dense.annotations import check_readable
 from iecl_fast.evaluate.dense.backbone import Stillness
 from iecl_fast.evaluate.dense.datasets import DetectionImages, SegmentationImages, as_lists
 from iecl_fast.evaluate.dense.deeplab import build_segmenter
@@ -59,6 +61,7 @@ def evaluate_dense(task, checkpoint, data, *, freeze=False, output=None, overrid
     settings = resolve_settings(task, layout, overrides or {})
     output = output or f"runs/{task}-{data.resolve().name}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = RunFolder.for_new_run(output)
+    check_writable(folder.path)
     path = checkpoint_path(checkpoint)
     state = load_checkpoint(path)
     backbone, config = plain_resnet(state, path)
@@ -68,6 +71,7 @@ def evaluate_dense(task, checkpoint, data, *, freeze=False, output=None, overrid
     except (ValueError, RuntimeError) as error:
         raise UsageError(f"accelerator, precision: {' '.join(str(error).split())}") from None
     train, test, lists = _read(task, layout, data, settings)
+    _check_test(task, test)
 
     with build.threads(settings):
         seed_everything(settings.seed, verbose=False)
@@ -79,7 +83,7 @@ def evaluate_dense(task, checkpoint, data, *, freeze=False, output=None, overrid
         folder.path.mkdir(parents=True, exist_ok=True)
         _train(training, folder, settings)
         measured = work.measure()
-        title = f"{work.name} on {data.resolve().name}, {settings.epochs} epochs"
+        title = f"{work.name} on {drawable(data.resolve().name)}, {settings.epochs} epochs"
         work.draw(folder.path / PREDICTIONS, title)
     draw_curves(folder.metrics, folder.curves, title)
     result = {
@@ -129,8 +133,23 @@ def _read(task, layout, data, settings):
 
     parts = [read(names) for names in lists.values()]
     if parts[0].classes != parts[1].classes or parts[0].keypoint_names != parts[1].keypoint_names:
-        raise UsageError(f"--data: the categories of {lists['test']} are not those of {lists['train']}")
+        test, train = (", ".join(lists[part]) for part in ("test", "train"))
+        raise UsageError(f"--data: the categories of {test} are not those of {train}")
     return *parts, lists
+
+
+def _check_test(task, test):
+    """There is something to be found in the test images, and all of them can be read."""
+    if task == "segment":
+        there = any(teaches for *_, teaches in test.images)
+        files = [image for image, *_ in test.images]
+    else:
+        there = any(not ignored for objects in test.images for ignored in objects.ignored)
+        files = [objects.image for objects in test.images]
+    if not there:
+        what = "a pixel with a class" if task == "segment" else "an object that is neither difficult nor a crowd"
+        raise UsageError(f"test: none of the {len(files)} images has {what}: there is nothing to measure")
+    check_readable(files)
 
 
 def _train(training, folder, settings):

@@ -1,15 +1,14 @@
 """predictions.png: a few test images, what is in them and what was found."""
 
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from iecl_fast.engine.checkpoint import whole_file
+from iecl_fast.engine.figures import drawable, png_figure
 from iecl_fast.evaluate.dense.metrics import MASK_THRESHOLD
 from iecl_fast.evaluate.dense.training import to_device
 from iecl_fast.evaluate.dense.voc import UNLABELLED
@@ -34,20 +33,20 @@ def draw_detections(detector, images, classes, path, *, fabric, title=""):
         title: above it.
     """
     shown = [images[index] for index in _spread(len(images))]
-    axes, figure = _panels([image for image, _ in shown], rows=("in the image", "found"), title=title)
+    pictures = [image for image, _ in shown]
     with frozen(detector), fabric.autocast():
-        found = detector(to_device([image for image, _ in shown], fabric))
-    for column, ((image, target), prediction) in enumerate(zip(shown, found)):
-        prediction = {name: tensor.float().cpu() for name, tensor in prediction.items()}
-        scores = prediction["scores"]  # the best comes first
-        count = min(MOST, max(int((scores >= SCORE).sum()), min(1, len(scores))))
-        prediction = {name: tensor[:count] for name, tensor in prediction.items()}
-        if "masks" in prediction:
-            prediction["masks"] = prediction["masks"][:, 0] > MASK_THRESHOLD
-        for row, objects in enumerate((target, prediction)):
-            axes[row][column].imshow(image.permute(1, 2, 0).numpy())
-            _draw_objects(axes[row][column], objects, classes)
-    _write(figure, path)
+        found = detector(to_device(pictures, fabric))
+    with _panels(path, pictures, rows=("in the image", "found"), title=title) as (_, axes):
+        for column, ((image, target), prediction) in enumerate(zip(shown, found)):
+            prediction = {name: tensor.float().cpu() for name, tensor in prediction.items()}
+            scores = prediction["scores"]  # the best comes first
+            count = min(MOST, max(int((scores >= SCORE).sum()), min(1, len(scores))))
+            prediction = {name: tensor[:count] for name, tensor in prediction.items()}
+            if "masks" in prediction:
+                prediction["masks"] = prediction["masks"][:, 0] > MASK_THRESHOLD
+            for row, objects in enumerate((target, prediction)):
+                axes[row][column].imshow(image.permute(1, 2, 0).numpy())
+                _draw_objects(axes[row][column], objects, classes)
 
 
 def draw_segmentations(segmenter, images, classes, path, *, fabric, title=""):
@@ -56,28 +55,28 @@ def draw_segmentations(segmenter, images, classes, path, *, fabric, title=""):
     Args: as `draw_detections`, with a segmenter and `SegmentationImages`.
     """
     shown = [images[index] for index in _spread(len(images))]
-    axes, figure = _panels([image for image, _ in shown], rows=("image", "mask", "found"), title=title)
     mean, std = (np.array(values) for values in (images.mean, images.std))
     seen = set()
-    for column, (image, mask) in enumerate(shown):
-        with frozen(segmenter), fabric.autocast():
-            found = segmenter(image[None].to(fabric.device))["out"].argmax(dim=1)[0].cpu()
-        axes[0][column].imshow((image.permute(1, 2, 0).numpy() * std + mean).clip(0, 1))
-        for row, values in enumerate((mask, found), start=1):
-            axes[row][column].imshow(_colored(values))
-            seen |= set(values.unique().tolist()) - {0, UNLABELLED}
-    for label in sorted(seen):
-        axes[0][0].plot([], [], "s", color=_color(label), label=classes[label - 1])
-    if seen:
-        figure.legend(loc="outside lower center", ncols=8, fontsize=8)
-    _write(figure, path)
+    rows = ("image", "mask", "found")
+    with _panels(path, [image for image, _ in shown], rows=rows, title=title) as (figure, axes):
+        for column, (image, mask) in enumerate(shown):
+            with frozen(segmenter), fabric.autocast():
+                found = segmenter(image[None].to(fabric.device))["out"].argmax(dim=1)[0].cpu()
+            axes[0][column].imshow((image.permute(1, 2, 0).numpy() * std + mean).clip(0, 1))
+            for row, values in enumerate((mask, found), start=1):
+                axes[row][column].imshow(_colored(values))
+                seen |= set(values.unique().tolist()) - {0, UNLABELLED}
+        for label in sorted(seen):
+            axes[0][0].plot([], [], "s", color=_color(label), label=drawable(classes[label - 1]))
+        if seen:
+            figure.legend(loc="outside lower center", ncols=8, fontsize=8)
 
 
 def _draw_objects(axes, objects, classes):
     height, width = axes.images[0].get_size()
     for row, (box, label) in enumerate(zip(objects["boxes"].tolist(), objects["labels"].long().tolist())):
         left, upper, right, lower = box
-        color, words = _color(label), classes[label - 1]
+        color, words = _color(label), drawable(classes[label - 1])
         if "scores" in objects:
             words += f" {objects['scores'][row]:.2f}"
         if "masks" in objects:
@@ -104,20 +103,20 @@ def _spread(count):
     return [index * count // min(SHOWN, count) for index in range(min(SHOWN, count))]
 
 
-def _panels(images, *, rows, title):
-    """Axes, a row of them for each of `rows` and a column for each image (3, H, W), and their figure."""
+@contextmanager
+def _panels(path, images, *, rows, title):
+    """Context with a figure and its axes, a row for each of `rows` and a column for each image (3, H, W)."""
     tallest = max(image.shape[1] / image.shape[2] for image in images)
     size = (max(4.0, WIDTH * len(images) + 0.3), WIDTH * tallest * len(rows) + 0.7)
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=10)
-    axes = figure.subplots(len(rows), len(images), squeeze=False)
-    for panel in axes.flat:
-        panel.set_xticks([])
-        panel.set_yticks([])
-    for row, words in enumerate(rows):
-        axes[row][0].set_ylabel(words)
-    return axes, figure
+    with png_figure(path, size=size, dpi=max(100, math.ceil(800 / size[0]))) as figure:
+        figure.suptitle(title, fontsize=10)
+        axes = figure.subplots(len(rows), len(images), squeeze=False)
+        for panel in axes.flat:
+            panel.set_xticks([])
+            panel.set_yticks([])
+        for row, words in enumerate(rows):
+            axes[row][0].set_ylabel(words)
+        yield figure, axes
 
 
 def _color(label):
@@ -133,9 +132,3 @@ def _colored(mask):
         if label != 0:
             picture[mask == label] = torch.tensor(color, dtype=torch.uint8)
     return picture.numpy()
-
-
-def _write(figure, path):
-    width = figure.get_figwidth()
-    with whole_file(path) as file:
-        figure.savefig(file, format="png", dpi=max(100, math.ceil(800 / width)))

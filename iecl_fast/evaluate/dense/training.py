@@ -70,7 +70,8 @@ class Training:
             log: `RunLog`.
 
         Raises:
-            RunError: a loss is no number any more, with the step; an image cannot be read; the frozen part has changed.
+            RunError: a loss or a weight is no number any more, with the step; an image cannot be read; the frozen part
+                has changed.
         """
         for epoch in range(self.settings.epochs):
             self.network.train()
@@ -84,6 +85,12 @@ class Training:
                     log.write(self.step, epoch + 1, rate, values)
                 log.advance()
         self.stillness.check()
+        if not all(parameter.isfinite().all() for parameter in self.network.parameters()):
+            raise self._diverged("a weight is no finite number after step", self.step)
+
+    def _diverged(self, what, step, parts=""):
+        words = f"{what} {step} of {self.total_steps}{parts}: the training has diverged"
+        return RunError(f"{words}; try an lr below {self.settings.lr}")
 
     def _optimize(self, images, targets, rate):
         """One step. Returns the losses as floats, their sum first."""
@@ -95,10 +102,7 @@ class Training:
         values = {"loss": total.item()} | {name: loss.item() for name, loss in losses.items() if len(losses) > 1}
         if not math.isfinite(values["loss"]):
             parts = ", ".join(f"{name} {value}" for name, value in values.items())
-            raise RunError(
-                f"the loss is no number at step {self.step + 1} of {self.total_steps} ({parts}): the training has "
-                f"diverged; try an lr below {self.settings.lr}"
-            )
+            raise self._diverged("the loss is no number at step", self.step + 1, f" ({parts})")
         self.fabric.backward(total)
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -99,7 +99,8 @@ def read_boxes(folder, lists, classes=None):
 
 
 def read_masks(folder, lists, classes=None):
-    """The images of the lists and the files of their masks, whose values are 0 .. number of classes, or 255.
+    """The images of the lists, the files of their masks, whose values are 0 .. number of classes, or 255, and whether
+    there is a class in them.
 
     Args and errors as of `read_boxes`.
     """
@@ -108,8 +109,7 @@ def read_masks(folder, lists, classes=None):
     for year, listed in _listed(folder, lists, "segment"):
         for name in listed:
             image, mask = year / "JPEGImages" / f"{name}.jpg", year / "SegmentationClass" / f"{name}.png"
-            _check_mask(image, mask, len(classes))
-            images.append((image, mask))
+            images.append((image, mask, _check_mask(image, mask, len(classes))))
     return Annotated(images, classes)
 
 
@@ -174,6 +174,7 @@ def _number(file, element, path, where=""):
 
 
 def _check_mask(image, mask, num_classes):
+    """Whether a pixel has a class; the background is one."""
     size = image_size(image, mask)
     try:
         with Image.open(mask) as opened:
@@ -188,3 +189,4 @@ def _check_mask(image, mask, num_classes):
     unknown = [int(value) for value in values if num_classes < value != UNLABELLED]
     if unknown:
         raise Malformed(mask, "values", unknown, f"0 .. {num_classes}, or {UNLABELLED} where there is no class")
+    return any(value != UNLABELLED for value in values)
