@@ -2,8 +2,8 @@
 
 All functions take one row for each sample, work in float32 (float64 for float64 features) whatever autocast says, and
 are differentiable. They estimate *differential* entropies, in nats: they depend on the features' scale and may be
-negative. A result is not finite where features are not, and NaN where they are so large that in float32 the noise
-floor is lost beside their variance.
+negative. A result is not finite where features are not, and NaN where a covariance is singular, or nearly, but for its
+noise floor, and this is less than what rounding takes from the covariance: ``2 sqrt(d) eps`` of its largest variance.
 
 What to know of Zhang et al., "Maximizing Incremental Information Entropy for Contrastive Learning" (2026): its equation
 16 adds the entropy to a loss that is minimised, which would lower it, and measures the divergence from the anchors'
@@ -77,10 +77,10 @@ def knn_entropy(features: Tensor, *, k: int = 3, least_distance: float = 1e-6) -
             distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
             distances.fill_diagonal_(torch.inf)
             neighbours = distances.kthvalue(k, dim=1).indices
-        squares = (rows - rows[neighbours]).square().sum(dim=1).clamp_min(least_distance**2)
+        nearest = torch.linalg.vector_norm(rows - rows[neighbours], dim=1).clamp_min(least_distance)
         log_volume = 0.5 * d * math.log(math.pi) - math.lgamma(0.5 * d + 1)
         counts = torch.digamma(torch.tensor([n, k], dtype=torch.float64))
-        return (counts[0] - counts[1]).item() + log_volume + 0.5 * d * squares.log().mean()
+        return (counts[0] - counts[1]).item() + log_volume + d * nearest.log().mean()
 
 
 def uniformity(features: Tensor, *, t: float = 2.0) -> Tensor:
@@ -138,6 +138,8 @@ def gaussian_kl(
     p, q = _rows(features, "features", least=2), _rows(other, "other", least=2)
     if p.shape[1] != q.shape[1]:
         raise ValueError(f"other has {q.shape[1]} columns; as many as features are allowed, {p.shape[1]}")
+    dtype = torch.promote_types(p.dtype, q.dtype)
+    p, q = p.to(dtype), q.to(dtype)
     _check_positive(noise_floor, "noise_floor")
     if isinstance(variance, str):
         if variance not in ("full", "diagonal"):
@@ -155,8 +157,8 @@ def gaussian_kl(
 
 
 def _full_kl(p: Tensor, q: Tensor, shift: Tensor, noise_floor: float) -> Tensor:
-    noise = noise_floor * torch.eye(p.shape[1], dtype=p.dtype, device=p.device)
-    own, wanted = _cholesky(p.T.cov() + noise), _cholesky(q.T.cov() + noise)
+    # cov() of a single column has no dimension.
+    own, wanted = (_cholesky(rows.T.cov().view(rows.shape[1], -1), noise_floor) for rows in (p, q))
     # |Lq^-1 Lp|^2 is the trace, and needs no inverse.
     trace = torch.linalg.solve_triangular(wanted, own, upper=False).square().sum()
     distance = torch.linalg.solve_triangular(wanted, shift[:, None], upper=False).square().sum()
@@ -178,28 +180,39 @@ def effective_rank(features: Tensor) -> Tensor:
     """
     rows = _rows(features, "features", least=2)
     with torch.autocast(rows.device.type, enabled=False):
-        centred = rows - rows.mean(dim=0)
-        finite = centred.isfinite().all()
-        values = torch.linalg.svdvals(torch.where(finite, centred, 0.0))  # which raises on others
+        finite = rows.isfinite().all()
+        rows = torch.where(finite, rows, 0.0)  # svdvals raises on others
+        largest = rows.detach().abs().max()
+        rows = rows / torch.where(largest > 0, largest, 1.0)  # the rank has no scale, float32's squares have a range
+        values = torch.linalg.svdvals(rows - rows.mean(dim=0))
         total = values.sum()
         # The rounding errors of a large mean are no spread.
         rounding = torch.finfo(rows.dtype).eps * torch.linalg.vector_norm(rows)
         nothing = total <= 4 * math.sqrt(min(rows.shape)) * rounding
         shares = values / torch.where(nothing, torch.ones_like(total), total)
+        shares = torch.where(shares > 0, shares, 1.0)  # both have the entropy 0, but 1 has a slope
         rank = torch.where(nothing, torch.zeros_like(total), torch.special.entr(shares).sum().exp())
         return torch.where(finite, rank, torch.nan)
 
 
 def _log_det(matrix: Tensor, noise_floor: float) -> Tensor:
     """logdet(matrix + noise_floor * I) of a positive semi-definite matrix."""
+    return 2 * _cholesky(matrix, noise_floor).diagonal().log().sum()
+
+
+def _cholesky(matrix: Tensor, noise_floor: float) -> Tensor:
+    """The lower factor of matrix + noise_floor * I; NaN where there is none, or rounding errors stand in for the noise.
+
+    A squared pivot is what the rows before leave of its diagonal entry. Where little is left, and the noise is less
+    than what was rounded away, it could be anything. Without looking for errors a GPU need not be waited for.
+    """
     noise = noise_floor * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return 2 * _cholesky(matrix + noise).diagonal().log().sum()
-
-
-def _cholesky(matrix: Tensor) -> Tensor:
-    """The lower factor; NaN where there is none. Without the check for errors a GPU need not be waited for."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    return torch.where(info == 0, factor, torch.nan)
+    factor, info = torch.linalg.cholesky_ex(matrix + noise)
+    rounding = 2 * math.sqrt(len(matrix)) * torch.finfo(matrix.dtype).eps
+    diagonal = matrix.detach().diagonal() + noise_floor
+    left = factor.detach().diagonal().square() / diagonal
+    lost = (noise_floor < rounding * diagonal.max()) & (left.min() < 500 * rounding)
+    return torch.where((info == 0) & ~lost, factor, torch.nan)
 
 
 def _rows(features: Tensor, name: str, *, least: int) -> Tensor:

@@ -103,12 +103,19 @@ class MemoryQueue(nn.Module):
             ids: (N,), integers, on the queue's device; only for a queue with ids.
 
         Returns:
-            (N,) int64, indices into ``keys``; -1 where the queue holds no key with that id.
+            (N,) int64, indices into ``keys``; -1 where the queue holds no key with that id, and for -1, which is no id.
+
+        Raises:
+            ValueError: the queue is one without ids, or the shape does not fit.
+            TypeError: ids are not integers.
         """
+        if not self.with_ids:
+            raise ValueError("a MemoryQueue built with with_ids=False knows no ids")
+        _check_integers(ids, "ids", len(ids))
         by_age = (self.pointer + torch.arange(self.num_keys, device=ids.device)) % self.num_keys  # oldest first
         known, order = torch.sort(self.ids[by_age], stable=True)
         last = (torch.searchsorted(known, ids.to(known.dtype), right=True) - 1).clamp_(min=0)
-        return torch.where(known[last] == ids, by_age[order[last]], -1)
+        return torch.where((known[last] == ids) & (ids != -1), by_age[order[last]], -1)
 
     def _check(self, keys: Tensor, ids: Tensor | None) -> None:
         check_keys(keys, self.dim)

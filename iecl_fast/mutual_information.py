@@ -34,13 +34,15 @@ def contrastive_information(positive_scores: Tensor, negative_scores: Tensor) ->
         Scalar in the scores' dtype; differentiable.
 
     Raises:
-        ValueError: the shapes do not fit, or there is no negative.
+        ValueError: the shapes do not fit, or there is no pair or no negative.
     """
     if positive_scores.dim() != 1 or negative_scores.shape[:-1] != positive_scores.shape:
         raise ValueError(
             f"negative_scores has the shape {tuple(negative_scores.shape)}, positive_scores "
             f"{tuple(positive_scores.shape)}; (N, m) and (N,) are allowed"
         )
+    if len(positive_scores) == 0:
+        raise ValueError("positive_scores holds no pairs; at least one is allowed")
     if negative_scores.shape[1] == 0:
         raise ValueError("negative_scores holds no negatives; at least one for each pair is allowed")
     scores = torch.cat([positive_scores[:, None], negative_scores], dim=1)
@@ -61,8 +63,10 @@ def draw_above(scores: Tensor, threshold: float, num_samples: int, generator: to
         (N, m).
 
     Raises:
-        ValueError: no candidate of some row reaches the threshold.
+        ValueError: no candidate of some row reaches the threshold, or no samples are asked for.
     """
+    if num_samples < 1:
+        raise ValueError(f"num_samples = {num_samples} is not allowed: at least 1")
     above = scores >= threshold
     if not above.any(dim=1).all():
         raise ValueError(f"threshold = {threshold} is not allowed: some rows hold no such score; take more candidates")
@@ -95,16 +99,16 @@ class CorrelatedGaussians:
     def pairs(self, n: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """x and y (n, dim), float32."""
         x, noise = torch.randn(2, n, self.dim, generator=generator)
-        return x, self.correlation * x + math.sqrt(1 - self.correlation**2) * noise
+        return x, self.correlation * x + math.exp(-self.information / self.dim) * noise
 
     def queries(self, x: Tensor) -> Tensor:
         """Features (N, dim + 2) of x: ``f(x, y) = queries(x) . keys(y)``."""
-        precision = 1 / (1 - self.correlation**2)
+        precision = math.exp(2 * self.information / self.dim)
         own = self.information - 0.5 * self.correlation**2 * precision * x.square().sum(dim=1, keepdim=True)
         return torch.cat([self.correlation * precision * x, torch.ones_like(own), own], dim=1)
 
     def keys(self, y: Tensor) -> Tensor:
         """Features (N, dim + 2) of y."""
-        precision = 1 / (1 - self.correlation**2)
+        precision = math.exp(2 * self.information / self.dim)
         own = -0.5 * self.correlation**2 * precision * y.square().sum(dim=1, keepdim=True)
         return torch.cat([y, own, torch.ones_like(own)], dim=1)

@@ -25,8 +25,8 @@ class RingSchedule:
         stages: equal jumps of ``"step"``, at equal distances, the last at step ``steps``.
 
     Raises:
-        ValueError: if a percentile is outside 0..100, ``lower`` does not stay below ``upper``, ``steps < 1``,
-            ``stages < 1`` or there is no such shape.
+        ValueError: if a percentile is outside 0..100, ``lower`` does not stay below ``upper`` or is more than two
+            numbers, ``steps`` or ``stages`` is no whole number from 1 on, or there is no such shape.
     """
 
     def __init__(
@@ -38,15 +38,18 @@ class RingSchedule:
         shape: str = "linear",
         stages: int = 10,
     ):
-        start, end = (lower, lower) if isinstance(lower, int | float) else lower
+        path = tuple(lower) if isinstance(lower, (tuple, list)) else (lower, lower)
+        if len(path) != 2:
+            raise ValueError(f"lower = {lower} is not allowed: one percentile, or those at the start and at the end")
+        start, end = path
         for name, value in (("lower", start), ("lower", end), ("upper", upper)):
             if not 0 <= value <= 100:
                 raise ValueError(f"{name} = {value} is not allowed: a percentile lies in 0..100")
         if not max(start, end) < upper:
             raise ValueError(f"lower = {lower} is not allowed: it has to stay below upper = {upper}")
         for name, value in (("steps", steps), ("stages", stages)):
-            if value < 1:
-                raise ValueError(f"{name} = {value} is not allowed: at least 1")
+            if not (value >= 1 and value == value // 1):
+                raise ValueError(f"{name} = {value} is not allowed: a whole number, at least 1")
         if shape not in SHAPES:
             raise ValueError(f"shape = {shape!r} is not allowed: one of {', '.join(SHAPES)}")
         self.start, self.end, self.upper, self.steps = float(start), float(end), float(upper), int(steps)
@@ -54,7 +57,7 @@ class RingSchedule:
 
     def __call__(self, step: int) -> tuple[float, float]:
         """Percentiles at an optimiser step, counted from 0."""
-        if step < 0:
+        if not step >= 0:
             raise ValueError(f"step = {step} is not allowed: at least 0")
         if step >= self.steps:
             return self.end, self.upper

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from iecl_fast.memory import MemoryBank, gather_rows
 from iecl_fast.memory_sharded import ShardedMemoryBank
 from iecl_fast.ring import ring_sample, sharded
+from iecl_fast.ring.ops import check_temperature
 from iecl_fast.ssl.encoders import check_counts
 
 LOSSES = ("softmax", "nce")
@@ -64,8 +65,9 @@ class BankContrast(nn.Module):
         sharded: bool,
     ):
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        check_temperature(temperature)
+        if num_images < 2:
+            raise ValueError(f"num_images must be at least 2, for a negative beside the own entry, got {num_images}")
         check_counts(num_samples=num_samples)
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
@@ -85,7 +87,8 @@ class BankContrast(nn.Module):
         with torch.autocast(queries.device.type, enabled=False):
             positives = (queries * self.bank.entries(index)).sum(dim=1, keepdim=True)
             sample = _sample_of_shards if self.sharded else ring_sample
-            draws = sample(queries, self.bank.keys, *percentiles, num_samples=self.num_samples, exclude=index)
+            keys = self.bank.keys.to(queries.dtype)  # they differ in a method that was made float16 or float64
+            draws = sample(queries, keys, *percentiles, num_samples=self.num_samples, exclude=index)
             self.positive_similarity = positives.detach().mean()
             positives, draws = positives / self.temperature, draws / self.temperature
             if self.loss == "nce":
@@ -127,13 +130,17 @@ class BankContrast(nn.Module):
             self._pending_logs.clear()
 
 
-def check_batch(views: list[Tensor], index: Tensor | None) -> None:
-    """One view of each image, and its place in the data set.
+def check_places(index: Tensor | None, count: int) -> None:
+    """Refuse what are no places in the data set: int64, one for each of so many images.
 
     Raises:
-        ValueError: another number of views, or no index.
+        ValueError: no index, or another number of them.
+        TypeError: it is no int64 tensor.
     """
-    if len(views) != 1:
-        raise ValueError(f"views must be a list of 1 tensor, got {len(views)}")
     if index is None:
         raise ValueError("index must hold each image's place in the data set, got None: the memory bank needs it")
+    if not isinstance(index, Tensor) or index.dtype != torch.int64:
+        what = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise TypeError(f"index must be an int64 tensor, got {what}")
+    if index.shape != (count,):
+        raise ValueError(f"index must have shape ({count},), one for each image, got {tuple(index.shape)}")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from iecl_fast.ring import RingSchedule
-from iecl_fast.ssl.bank import BankContrast, check_batch
+from iecl_fast.ssl.bank import BankContrast, check_places
 from iecl_fast.ssl.encoders import ProjectionHead, build_backbone, normalize_rows
 from iecl_fast.ssl.stepped import Stepped
 
@@ -58,7 +58,7 @@ class LabBackbone(nn.Module):
         """Standardised images (N, 3, H, W) to L (N, 1, H, W) and ab (N, 2, H, W), each in -1..1."""
         with torch.autocast(images.device.type, enabled=False):
             lab = rgb_to_lab((images.float() * self.std + self.mean).clamp(0, 1))
-            return ((lab - self.low) / (self.high - self.low) * 2 - 1).split((1, 2), dim=1)
+            return ((lab - self.low) / (self.high - self.low) * 2 - 1).to(self.mean.dtype).split((1, 2), dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
         luminance, chroma = self.split(images)
@@ -149,7 +149,8 @@ class CMC(Stepped):
         Returns:
             ``contrast_luminance``, of L's queries in the bank of ab, and ``contrast_chroma``: float32 scalars.
         """
-        check_batch(views, index)
+        self.check_views(views)
+        check_places(index, len(views[0]))
         luminance, chroma = self.backbone.split(views[0])
         luminance = normalize_rows(self.luminance_head(self.backbone.luminance(luminance)))
         chroma = normalize_rows(self.chroma_head(self.backbone.chroma(chroma)))

@@ -57,7 +57,7 @@ class InformationTerms(nn.Module):
         check_counts(terms_interval=interval)
         if entropy not in ENTROPIES:
             raise ValueError(f"entropy must be one of {', '.join(ENTROPIES)}, got {entropy!r}")
-        known = kl_variance in ("diagonal", "full") if isinstance(kl_variance, str) else kl_variance > 0
+        known = kl_variance in ("diagonal", "full") if isinstance(kl_variance, str) else 0 < kl_variance < math.inf
         if not known:
             raise ValueError(f"kl_variance must be diagonal, full or a positive number, got {kl_variance!r}")
         for name, value in (("entropy_weight", entropy_weight), ("kl_weight", kl_weight)):
@@ -89,7 +89,8 @@ class InformationTerms(nn.Module):
         losses = self._terms(queries, anchors)
         if self.interval == 1:
             return losses
-        self.values[-1] = entropy_per_dimension(queries.detach())
+        if self.training:
+            self.values[-1] = entropy_per_dimension(queries.detach())
         return {name: loss.detach() + self.interval * (loss - loss.detach()) for name, loss in losses.items()}
 
     def remember(self, losses: dict[str, Tensor]) -> None:
@@ -105,6 +106,8 @@ class InformationTerms(nn.Module):
 
     def _terms(self, queries: Tensor, anchors: Tensor) -> dict[str, Tensor]:
         queries, _ = gather_rows_with_gradient(queries)
+        if len(queries) < 2:
+            raise ValueError(f"views hold {len(queries)} image; an entropy or a divergence needs at least 2")
         losses = {}
         if self.kl_weight > 0:
             anchors, _ = gather_rows_with_gradient(anchors)

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from iecl_fast.ring import RingSchedule
-from iecl_fast.ssl.bank import BankContrast, check_batch
+from iecl_fast.ssl.bank import BankContrast, check_places
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
 from iecl_fast.ssl.stepped import Stepped
 
@@ -80,7 +80,8 @@ class InstanceDiscrimination(Stepped):
         Returns:
             ``{"contrast": loss}``, a float32 scalar.
         """
-        check_batch(views, index)
+        self.check_views(views)
+        check_places(index, len(views[0]))
         queries = self.encoder(views[0])
         losses = {"contrast": self._loss(queries, index)}
         if self.training:

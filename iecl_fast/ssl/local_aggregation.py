@@ -71,7 +71,7 @@ class LocalAggregation(InstanceDiscrimination):
             temperature=temperature,
             head=head,
         )
-        check_counts(num_neighbors=num_neighbors, num_clusterings=num_clusterings)
+        check_counts(steps_per_epoch=steps_per_epoch, num_neighbors=num_neighbors, num_clusterings=num_clusterings)
         for name, value in (("warm_start", warm_start), ("recluster", recluster)):
             if not value >= 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
@@ -128,13 +128,14 @@ class LocalAggregation(InstanceDiscrimination):
         others = self.contrast.bank.num_items - 1
         # Half a rank below the first one kept: rounding up gives it exactly, whatever the division loses.
         lower = max(0.0, 100 * (others - self.num_neighbors - 0.5) / others)
-        return ring_sample(queries, self.contrast.bank.keys, lower, 100, exclude=index, return_indices=True)
+        keys = self.contrast.bank.keys.to(queries.dtype)
+        return ring_sample(queries, keys, lower, 100, exclude=index, return_indices=True)
 
     def _cluster(self) -> None:
         """Label the bank's entries. Rank 0 does it for all: sums in another order could tell entries apart."""
         ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         if ranks == 1 or dist.get_rank() == 0:
-            keys = self.contrast.bank.keys.cpu().numpy()
+            keys = self.contrast.bank.keys.float().cpu().numpy()
             for run, labels in enumerate(self.labels):
                 # Other starts in each run and at each time, the same ones in a resumed training.
                 seed = (int(self.step) * len(self.labels) + run) % 2**32

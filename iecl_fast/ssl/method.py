@@ -98,10 +98,6 @@ class Method(Stepped):
         """The trained branch's backbone, which evaluation uses."""
         return self.encoder.backbone
 
-    def check_views(self, views: list[Tensor]) -> None:
-        if len(views) != self.num_views:
-            raise ValueError(f"views must be a list of {self.num_views} tensors, got {len(views)}")
-
     def transform(self, images: Tensor) -> Tensor:
         """The images after SAIB, where there is one."""
         if self.saib is None:
@@ -148,7 +144,7 @@ class Method(Stepped):
     def mean_losses(self, halves: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Of the halves of a symmetric loss, name by name."""
         losses = {name: sum(half[name] for half in halves) / len(halves) for name in halves[0]}
-        if self.terms.interval > 1 and self.has_terms():
+        if self.training and self.terms.interval > 1 and self.has_terms():
             self.terms.remember(losses)
         return losses
 

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from iecl_fast.memory import MemoryQueue, gather_rows
 from iecl_fast.ring import RingSchedule, ring_info_nce
+from iecl_fast.ring.ops import check_temperature
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
 from iecl_fast.ssl.method import Method
 from iecl_fast.ssl.momentum import MomentumEncoder
@@ -84,8 +85,7 @@ class MoCo(Method):
             jacobian_steps=jacobian_steps,
             ring=ring,
         )
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        check_temperature(temperature)
         head = ProjectionHead(backbone.feature_dim, dim, head, hidden_dim)
         self.set_encoder(Encoder(backbone, head), spectral)
         self.key_encoder = MomentumEncoder(self.encoder, momentum)
@@ -146,8 +146,9 @@ class MoCo(Method):
 
     def _contrast(self, queries: Tensor, keys: Tensor) -> Tensor:
         lower, upper = self.percentiles_of_forward()
+        stored = self.queue.keys.to(queries.dtype)  # they differ in a method that was made float16 or float64
         with torch.autocast(queries.device.type, enabled=False):
-            return ring_info_nce(queries, keys, self.queue.keys, lower=lower, upper=upper, temperature=self.temperature)
+            return ring_info_nce(queries, keys, stored, lower=lower, upper=upper, temperature=self.temperature)
 
     @torch.no_grad()
     def _encode_keys(self, images: Tensor) -> Tensor:

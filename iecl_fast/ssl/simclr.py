@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from iecl_fast.ring import RingSchedule, ring_info_nce, ring_ranks
+from iecl_fast.ring.ops import check_temperature
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
 from iecl_fast.ssl.gather import gather_rows_with_gradient
 from iecl_fast.ssl.method import Method
@@ -55,8 +56,7 @@ class SimCLR(Method):
             contrast_reaches_saib=True,
             ring=ring,
         )
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
+        check_temperature(temperature)
         self.set_encoder(Encoder(backbone, ProjectionHead(backbone.feature_dim, dim, head, hidden_dim)), spectral)
         self.temperature = temperature
 
@@ -91,6 +91,8 @@ class SimCLR(Method):
     def _contrast(self, first: Tensor, second: Tensor) -> Tensor:
         """The mean loss of this rank's 2N queries among all ranks' keys."""
         all_first, start = gather_rows_with_gradient(first)
+        if len(all_first) < 2:
+            raise ValueError("views hold 1 image; at least 2 are allowed, as the others are the negatives")
         all_second, _ = gather_rows_with_gradient(second)
         keys = torch.cat([all_first, all_second])
         place = start + torch.arange(len(first), device=first.device)

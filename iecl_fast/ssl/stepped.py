@@ -20,9 +20,11 @@ class Stepped(nn.Module):
         ring: percentiles of the negatives; None takes all of them.
 
     Attributes:
+        num_views: views of each image in a batch.
         step: int64 scalar buffer, steps so far. It drives ``ring`` and resumes with the state_dict.
     """
 
+    num_views: int
     step: Tensor
 
     def __init__(self, ring: RingSchedule | AdaptiveRingSchedule | None = None):
@@ -31,6 +33,24 @@ class Stepped(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._percentiles = torch.tensor([0.0, 100.0], dtype=torch.float64)  # no buffer: it stays on the CPU
         self.register_load_state_dict_post_hook(_after_loading)
+
+    def check_views(self, views: list[Tensor]) -> None:
+        """Refuse what is no batch of images: tensors (N, 3, H, W), with the same N in each view.
+
+        Raises:
+            ValueError: another number of views, or batches of different sizes or without images.
+            TypeError: a view is no floating-point tensor.
+        """
+        if len(views) != self.num_views:
+            tensors = "1 tensor" if self.num_views == 1 else f"{self.num_views} tensors"
+            raise ValueError(f"views must be a list of {tensors}, got {len(views)}")
+        for view in views:
+            if not isinstance(view, Tensor) or not view.is_floating_point():
+                what = view.dtype if isinstance(view, Tensor) else type(view).__name__
+                raise TypeError(f"views must be floating-point tensors (N, 3, H, W), got {what}")
+            if view.dim() != 4 or len(view) != len(views[0]) or len(view) == 0:
+                shapes = ", ".join(str(tuple(view.shape)) for view in views)
+                raise ValueError(f"views must have shape (N, 3, H, W) with one N >= 1 for all, got {shapes}")
 
     def percentiles(self) -> tuple[float, float]:
         """Lower and upper percentile of the negatives at the current step."""

@@ -232,3 +232,37 @@ def test_features_that_are_not_finite_give_nan():
 def test_errors(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize(("n", "d"), [(5, 5), (3, 16), (40, 8)])
+def test_noise_that_rounding_swallows_gives_nan_and_no_number(n, d):
+    features = 1000 * torch.randn(n, 2) @ torch.randn(2, d)
+    assert gaussian_entropy(features).isnan()
+    assert gaussian_kl(features, features + 1).isnan()
+    assert gaussian_entropy(features.double()).isfinite()  # which has the digits
+    assert gaussian_entropy(1000 * torch.randn(100, d)).isfinite()  # needs no noise
+
+
+@pytest.mark.parametrize("variance", ["full", "diagonal", 0.5])
+def test_kl_of_two_dtypes_is_that_of_the_wider(variance):
+    features, other = torch.randn(20, 3, dtype=torch.float64), torch.randn(30, 3)
+    expected = gaussian_kl(features, other.double(), variance=variance)
+    assert torch.equal(gaussian_kl(features, other, variance=variance), expected)
+    expected = gaussian_kl(other.double(), features, variance=variance)
+    assert torch.equal(gaussian_kl(other, features, variance=variance), expected)
+
+
+def test_knn_entropy_of_equal_rows_is_finite_at_any_least_distance():
+    assert knn_entropy(torch.ones(5, 3), k=1, least_distance=1e-30).isfinite()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e20])
+def test_effective_rank_has_no_scale(scale):
+    features = torch.randn(8, 3)
+    torch.testing.assert_close(effective_rank(scale * features), effective_rank(features))
+
+
+def test_effective_rank_of_equal_rows_has_a_gradient():
+    features = torch.ones(6, 4, requires_grad=True)
+    effective_rank(features).backward()
+    assert features.grad.isfinite().all()

@@ -151,3 +151,16 @@ def test_gather_works_alone_and_cuts_the_graph():
 
 def test_repr_shows_the_sizes():
     assert repr(MemoryQueue(8, 4)) == "MemoryQueue(num_keys=8, dim=4, with_ids=False)"
+
+
+def test_minus_one_is_no_id():
+    queue = MemoryQueue(4, 2, with_ids=True)
+    queue.enqueue(torch.ones(2, 2), torch.tensor([7, -1]))
+    assert queue.rows_of(torch.tensor([-1, 7])).tolist() == [-1, 0]
+
+
+def test_a_queue_without_ids_knows_no_rows_of_them():
+    with pytest.raises(ValueError, match="with_ids=False knows no ids"):
+        MemoryQueue(4, 2).rows_of(torch.tensor([1]))
+    with pytest.raises(TypeError, match=r"ids must be integers, got torch\.float32"):
+        MemoryQueue(4, 2, with_ids=True).rows_of(torch.tensor([1.0]))

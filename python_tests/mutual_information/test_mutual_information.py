@@ -120,6 +120,7 @@ def test_a_ring_bounds_only_as_long_as_its_members_make_up_for_the_closest():
         ((5, 1), (5, 7), r"positive_scores \(5, 1\)"),
         ((5,), (5,), r"negative_scores has the shape \(5,\)"),
         ((5,), (5, 0), "holds no negatives"),
+        ((0,), (0, 3), "holds no pairs"),
     ],
 )
 def test_errors_of_shapes(positives, negatives, words):
@@ -131,3 +132,14 @@ def test_errors_of_the_distribution():
     for arguments, words in (((0, 1.0), "dim = 0"), ((3, 0.0), r"information = 0\.0"), ((3, math.inf), "= inf")):
         with pytest.raises(ValueError, match=words):
             CorrelatedGaussians(*arguments)
+
+
+def test_the_critic_of_nearly_equal_coordinates_is_finite():
+    pairs = CorrelatedGaussians(dim=1, information=25.0)  # the correlation is 1 in float64
+    x, y = pairs.pairs(100, torch.Generator().manual_seed(0))
+    assert (pairs.queries(x) * pairs.keys(y)).isfinite().all()
+
+
+def test_at_least_one_draw():
+    with pytest.raises(ValueError, match="num_samples = 0 is not allowed: at least 1"):
+        draw_above(torch.ones(2, 3), 0.0, 0)

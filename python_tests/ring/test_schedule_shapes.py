@@ -55,11 +55,23 @@ def test_the_lesions_are_values():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"shape": "sine"}, "shape = 'sine' is not allowed: one of linear, step, cosine"), ({"stages": 0}, "stages = 0")],
+    [
+        ({"shape": "sine"}, "shape = 'sine' is not allowed: one of linear, step, cosine"),
+        ({"stages": 0}, "stages = 0"),
+        ({"steps": math.nan}, "steps = nan is not allowed: a whole number, at least 1"),
+        ({"steps": math.inf}, "steps = inf is not allowed"),
+        ({"steps": 1.5}, "steps = 1.5 is not allowed"),
+        ({"lower": (0, 50, 90)}, r"lower = \(0, 50, 90\) is not allowed: one percentile, or those at the start and"),
+    ],
 )
 def test_errors_of_shapes(options, words):
     with pytest.raises(ValueError, match=words):
-        RingSchedule(steps=5, **options)
+        RingSchedule(**{"steps": 5} | options)
+
+
+def test_no_step_is_nan():
+    with pytest.raises(ValueError, match="step = nan is not allowed"):
+        RingSchedule(steps=5)(math.nan)
 
 
 def test_adaptive_closes_while_the_loss_does_not_rise():

@@ -217,7 +217,9 @@ def test_build_method_and_its_errors():
     with pytest.raises(TypeError, match="num_images"):
         build_method("ir", Pixels())
     for options, words in [
-        ({"temperature": 0.0}, r"temperature must be positive, got 0\.0"),
+        ({"temperature": 0.0}, r"temperature = 0\.0 is not allowed: a positive number"),
+        ({"temperature": math.inf}, "temperature = inf is not allowed"),
+        ({"num_images": 1}, "num_images must be at least 2, .* got 1"),
         ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
         ({"loss": "hinge"}, "loss must be one of softmax, nce, got 'hinge'"),
         ({"momentum": 2.0}, "momentum must lie in"),

@@ -128,6 +128,7 @@ def test_build_method_and_its_errors():
         build_method("la", Pixels(), num_images=9, steps_per_epoch=3, ring=RingSchedule(steps=3))
     for options, words in [
         ({"num_neighbors": 0}, "num_neighbors must be at least 1, got 0"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1, got 0"),
         ({"num_clusterings": 0}, "num_clusterings must be at least 1, got 0"),
         ({"num_clusters": 21}, r"num_clusters must lie in 1\.\.20, .* got 21"),
         ({"warm_start": -1.0}, "warm_start must not be negative"),

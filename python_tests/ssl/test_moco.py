@@ -233,7 +233,7 @@ def test_build_method():
 
 
 def test_errors_of_moco():
-    with pytest.raises(ValueError, match=r"temperature must be positive, got 0\.0"):
+    with pytest.raises(ValueError, match=r"temperature = 0\.0 is not allowed: a positive number"):
         MoCo(Flat(), temperature=0.0)
     with pytest.raises(ValueError, match="views must be a list of 2 tensors, got 3"):
         MoCo(Flat(), num_keys=8)([torch.zeros(2, 3, 4, 4)] * 3)

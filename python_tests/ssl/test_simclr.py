@@ -138,12 +138,12 @@ def test_learns_what_the_views_share(ring, saib):
 
 
 def test_a_batch_of_one_has_no_negatives():
-    with pytest.raises(ValueError, match="keep no key"):
+    with pytest.raises(ValueError, match="views hold 1 image; at least 2 are allowed"):
         build()(two_views(1))
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"temperature must be positive, got 0\.0"):
+    with pytest.raises(ValueError, match=r"temperature = 0\.0 is not allowed: a positive number"):
         build(temperature=0.0)
     with pytest.raises(ValueError, match="views must be a list of 2 tensors, got 1"):
         build()([torch.zeros(2, 3, 4, 4)])

@@ -116,3 +116,15 @@ def values(losses):
 def test_an_interval_below_one_is_refused(interval):
     with pytest.raises(ValueError, match=f"terms_interval must be at least 1, got {interval}"):
         build(terms_interval=interval)
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_evaluation_mode_leaves_no_trace(kind):
+    method = build(kind, terms_interval=2)
+    train_step(method, two_views())
+    train_step(method, two_views())  # the next one has the terms
+    other = build(kind, terms_interval=2)
+    other.load_state_dict(method.state_dict())
+    assert method.eval().has_terms()
+    method(two_views())
+    assert_same_state(method, other)
