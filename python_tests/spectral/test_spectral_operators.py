@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from accuracy import assert_as_accurate
 from iecl_fast.spectral import reference
+from torch_threads import torch_threads
 
 spectral_norm = torch.ops.iecl_fast.spectral_norm
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -103,7 +104,7 @@ def test_gradient_of_a_single_weight_is_zero():
     """Divided by its own norm, a weight is 1 or -1 whatever it is: what is left of a difference of equals is error."""
     weights, vectors = problem([(1, 1)] * 200)
     leaves = [weight.clone().requires_grad_() for weight in weights]
-    normalised, _, sigma = spectral_norm(leaves, vectors, 0, 1e-12, True)
+    normalised, _, _ = spectral_norm(leaves, vectors, 0, 1e-12, True)
     torch.manual_seed(1)
     slopes = [torch.randn_like(weight) for weight in weights]
     got = joined(torch.autograd.grad(normalised, leaves, slopes))
@@ -197,15 +198,12 @@ def test_every_float16_survives():
 def test_same_bits_on_any_number_of_threads():
     weights, vectors = problem()
     slopes = [torch.randn_like(weight) for weight in weights]
-    results, threads = [], torch.get_num_threads()
-    try:
-        for count in (1, 2, 2, 5):
-            torch.set_num_threads(count)
+    results = []
+    for count in (1, 2, 2, 5):
+        with torch_threads(count):
             normalised, new_vectors, sigma = spectral_norm(weights, vectors, 2, 1e-12, True)
             slope = torch.ops.iecl_fast.spectral_norm_gradient(slopes, weights, new_vectors, sigma)
-            results.append([*normalised, new_vectors, sigma, *slope])
-    finally:
-        torch.set_num_threads(threads)
+        results.append([*normalised, new_vectors, sigma, *slope])
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
 
