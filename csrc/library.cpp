@@ -147,7 +147,7 @@ iecl_fast::ring::Problem shard_problem(const Tensor& query, const Tensor& keys, 
       reinterpret_cast<const iecl_fast::ring::RankRange*>(array<int64_t>(ranks, ScalarType::Long, 2 * rows, "ranks"));
   for (int64_t row = 0; row < rows; ++row) {
     const auto [lower, upper] = problem.row_ranks[row];
-    const int64_t candidates = problem.keys.rows - (problem.exclude && problem.exclude[row] >= 0 ? 1 : 0);
+    const int64_t candidates = problem.keys.rows - (problem.excludes_one(row) ? 1 : 0);
     STD_TORCH_CHECK(0 <= lower && lower <= upper && upper <= candidates, "ranks[", row, "] = ", lower, ", ", upper,
                     " do not ascend within 0 .. ", candidates);
     problem.ranks.lower += lower;

@@ -5,6 +5,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def world_size(group: "dist.ProcessGroup | None" = None) -> int:
+    """Ranks of a process group of ``torch.distributed``, None being all of them; 1 without an initialised one."""
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
 class Exchange:
     """The collectives of a process group. Without an initialised one, or in a group of one, nothing is sent.
 
@@ -20,10 +25,9 @@ class Exchange:
     """
 
     def __init__(self, group: "dist.ProcessGroup | None" = None):
-        running = dist.is_available() and dist.is_initialized()
         self.group = group
-        self.size = dist.get_world_size(group) if running else 1
-        self.rank = dist.get_rank(group) if running else 0
+        self.size = world_size(group)
+        self.rank = 0 if self.size == 1 else dist.get_rank(group)
 
     def total(self, integers: Tensor) -> Tensor:
         """The sum over all ranks of a tensor of integers, of one shape on all."""

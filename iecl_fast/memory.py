@@ -5,6 +5,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from iecl_fast.exchange import world_size
+
 
 @torch.no_grad()
 def gather_rows(rows: Tensor) -> Tensor:
@@ -15,10 +17,11 @@ def gather_rows(rows: Tensor) -> Tensor:
     the dtype must agree. No gradient flows through.
     """
     rows = rows.detach()
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    ranks = world_size()
+    if ranks == 1:
         return rows
     size = torch.tensor([len(rows)], device=rows.device)
-    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
+    sizes = [torch.empty_like(size) for _ in range(ranks)]
     dist.all_gather(sizes, size)
     sizes = torch.cat(sizes).tolist()
     # Collectives need equal shapes: pad to the longest and cut what was padded.
@@ -129,7 +132,31 @@ class MemoryQueue(nn.Module):
         return f"num_keys={self.num_keys}, dim={self.dim}, with_ids={self.with_ids}"
 
 
-class MemoryBank(nn.Module):
+class Bank(nn.Module):
+    """What memory banks have in common: a key of width ``dim`` for each item, and how far an update moves it.
+
+    Raises:
+        ValueError: a size below 1, or a momentum outside 0..1.
+    """
+
+    keys: Tensor
+
+    def __init__(self, num_items: int, dim: int, momentum: float):
+        super().__init__()
+        for name, value in (("num_items", num_items), ("dim", dim)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0.0 <= momentum <= 1.0:
+            raise ValueError(f"momentum must lie in 0..1, got {momentum}")
+        self.num_items = num_items
+        self.dim = dim
+        self.momentum = momentum
+
+    def extra_repr(self) -> str:
+        return f"num_items={self.num_items}, dim={self.dim}, momentum={self.momentum}"
+
+
+class MemoryBank(Bank):
     """One key for each image of a training set, moved a little whenever the image is seen (Wu et al. 2018,
     "Unsupervised Feature Learning via Non-Parametric Instance Discrimination", section 3).
 
@@ -145,14 +172,8 @@ class MemoryBank(nn.Module):
         keys: (K, C) float32, unit rows from the start; random until their images are seen.
     """
 
-    keys: Tensor
-
     def __init__(self, num_items: int, dim: int, momentum: float = 0.5):
-        super().__init__()
-        check_sizes(num_items, dim, momentum)
-        self.num_items = num_items
-        self.dim = dim
-        self.momentum = momentum
+        super().__init__(num_items, dim, momentum)
         self.register_buffer("keys", F.normalize(torch.randn(num_items, dim), dim=1))
 
     @torch.no_grad()
@@ -185,9 +206,6 @@ class MemoryBank(nn.Module):
         check_index(index, len(index), self.num_items)
         return self.keys[index]
 
-    def extra_repr(self) -> str:
-        return f"num_items={self.num_items}, dim={self.dim}, momentum={self.momentum}"
-
 
 def move_entries(entries: Tensor, keys: Tensor, index: Tensor, momentum: float) -> None:
     """Move the rows ``index`` of a bank's entries (K, C) towards keys (N, C), in place; see MemoryBank.update."""
@@ -201,15 +219,8 @@ def move_entries(entries: Tensor, keys: Tensor, index: Tensor, momentum: float) 
     entries.index_copy_(0, index, torch.where(has_direction, mixture / norms, old))
 
 
-def check_sizes(num_items: int, dim: int, momentum: float) -> None:
-    for name, value in (("num_items", num_items), ("dim", dim)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0.0 <= momentum <= 1.0:
-        raise ValueError(f"momentum must lie in 0..1, got {momentum}")
-
-
 def check_index(index: Tensor, count: int, num_items: int) -> None:
+    """ValueError or TypeError unless index is (count,) integers in 0..num_items - 1."""
     _check_integers(index, "index", count)
     if torch.compiler.is_compiling():  # the graph looks when it runs
         inside = ((index >= 0) & (index < num_items)).all()
@@ -222,6 +233,7 @@ def check_index(index: Tensor, count: int, num_items: int) -> None:
 
 
 def check_keys(keys: Tensor, dim: int) -> None:
+    """ValueError or TypeError unless keys are (N, dim), floating point."""
     if keys.ndim != 2 or keys.shape[1] != dim:
         raise ValueError(f"keys must have shape (N, {dim}), got {tuple(keys.shape)}")
     if not keys.is_floating_point():

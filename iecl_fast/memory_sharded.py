@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from iecl_fast.exchange import Exchange
-from iecl_fast.memory import check_index, check_keys, check_sizes, move_entries
+from iecl_fast.memory import Bank, check_index, check_keys, move_entries
 
 ROWS_AT_ONCE = 65_536  # of what passes through one device on its way elsewhere
 
 
-class ShardedMemoryBank(nn.Module):
+class ShardedMemoryBank(Bank):
     """:class:`iecl_fast.MemoryBank`, its entries spread over the ranks of ``torch.distributed``.
 
     Rank r of R holds the entries ``r * K // R .. (r + 1) * K // R - 1``, so that rank order is index order, as
@@ -32,14 +32,8 @@ class ShardedMemoryBank(nn.Module):
         keys: (end - start, C) float32, this rank's entries.
     """
 
-    keys: Tensor
-
     def __init__(self, num_items: int, dim: int, momentum: float = 0.5):
-        super().__init__()
-        check_sizes(num_items, dim, momentum)
-        self.num_items = num_items
-        self.dim = dim
-        self.momentum = momentum
+        super().__init__(num_items, dim, momentum)
         exchange = Exchange()
         self.place = exchange.rank, exchange.size
         self.ends = [(rank + 1) * num_items // exchange.size for rank in range(exchange.size)]
@@ -138,6 +132,4 @@ class ShardedMemoryBank(nn.Module):
             self.keys.copy_(state_dict[name][self.start : self.end])
 
     def extra_repr(self) -> str:
-        return (
-            f"num_items={self.num_items}, dim={self.dim}, momentum={self.momentum}, here={self.start}..{self.end - 1}"
-        )
+        return f"{super().extra_repr()}, here={self.start}..{self.end - 1}"

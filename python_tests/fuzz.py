@@ -76,8 +76,8 @@ def laid_out(draw, tensor: Tensor, expand: bool = True) -> Tensor:
 
 
 @st.composite
-def tensors(draw, shape, dtype, kinds=KINDS, special=True, expand=True) -> Tensor:
-    return draw(laid_out(draw(values(shape, dtype, kinds, special)), expand))
+def tensors(draw, shape, dtype, kinds=KINDS, special=True) -> Tensor:
+    return draw(laid_out(draw(values(shape, dtype, kinds, special))))
 
 
 @st.composite

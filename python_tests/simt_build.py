@@ -23,8 +23,9 @@ INCLUDES = [
     )
 ]
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"]
+MODEL = sorted((CSRC / "simt").glob("*.cpp"))
 SUFFIXES = (".h", ".cuh", ".cu")  # of what the sources include
-# Every access to memory becomes a call that csrc/simt/simt.cpp answers; no sanitizer is linked.
+# Every access to memory becomes a call that csrc/simt/memory.cpp answers; no sanitizer is linked.
 WATCHED = ["-fsanitize=thread,bounds", "-fno-tree-vectorize"]
 
 
@@ -44,7 +45,7 @@ def build_simt_module(name: str, kernels: Path, bindings: Path, options: tuple[s
     """
     compiler = os.environ.get("CXX", "g++")
     headers = [path for folder in (CSRC, changed) for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES]
-    contents = [path.read_bytes() for path in (*headers, CSRC / "simt" / "simt.cpp", kernels, bindings)]
+    contents = [path.read_bytes() for path in (*headers, *MODEL, kernels, bindings)]
     version = subprocess.run([compiler, "--version"], capture_output=True).stdout
     flags = [*FLAGS, *options, f"-I{changed}", *INCLUDES]
     settings = repr((name, flags, WATCHED, torch.__version__)).encode()
@@ -53,18 +54,18 @@ def build_simt_module(name: str, kernels: Path, bindings: Path, options: tuple[s
     library = folder / f"{name}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        compiles = []
-        for source, own_flags in ((CSRC / "simt" / "simt.cpp", ["-O2"]), (kernels, WATCHED), (bindings, ["-O0"])):
-            target = folder / f"{source.stem}.{os.getpid()}.o"
-            command = [compiler, *flags, *own_flags, "-x", "c++", "-c", str(source), "-o", str(target)]
-            compiles.append((target, subprocess.Popen(command)))
-        failed = [target.name for target, compile in compiles if compile.wait() != 0]
+        flags_of = {kernels: WATCHED, bindings: ["-O0"]} | {source: ["-O2"] for source in MODEL}
+        objects = {source: folder / f"{source.stem}.{os.getpid()}.o" for source in flags_of}
+        compiles = {}
+        for source, target in objects.items():
+            command = [compiler, *flags, *flags_of[source], "-x", "c++", "-c", str(source), "-o", str(target)]
+            compiles[source] = subprocess.Popen(command)
+        failed = [source.name for source, compile in compiles.items() if compile.wait() != 0]
         if failed:
             raise RuntimeError(f"{', '.join(failed)} did not compile")
-        collect_shared_memory(compiles[1][0])
+        collect_shared_memory(objects[kernels])
         unfinished = folder / f"{name}.{os.getpid()}.so"
-        objects = [str(target) for target, _ in compiles]
-        subprocess.run([compiler, "-shared", *objects, "-o", str(unfinished)], check=True)
+        subprocess.run([compiler, "-shared", *map(str, objects.values()), "-o", str(unfinished)], check=True)
         unfinished.replace(library)  # whole or not at all, also if two test processes build it
     spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)

@@ -61,12 +61,11 @@ class Case:
 
 def plain_moco(query, positive_key, queue, lower, upper):
     """All keys are negatives, as in MoCo's main loop."""
-    positive = torch.einsum("nc,nc->n", query, positive_key).unsqueeze(-1)
-    logits = torch.cat([positive, torch.einsum("nc,kc->nk", query, queue)], dim=1) / TEMPERATURE
-    return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))
+    return _loss(query, positive_key, torch.einsum("nc,kc->nk", query, queue))
 
 
 def _loss(query, positive_key, negatives):
+    """The rest of that loop, with similarities (N, M) to some negatives."""
     positive = torch.einsum("nc,nc->n", query, positive_key).unsqueeze(-1)
     logits = torch.cat([positive, negatives], dim=1) / TEMPERATURE
     return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device))

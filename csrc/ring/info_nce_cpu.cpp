@@ -7,7 +7,6 @@
 // from the tile that is hot; the undecided few follow, tile by tile, once the boundaries are known.
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -61,14 +60,6 @@ struct Partial {
 
  private:
   static constexpr double kWidest = 40.0;
-
-  // The similarity with an order-preserving key; NaN for the keys of no similarity.
-  static float similarity_of(int32_t key) {
-    const int32_t raw = key ^ (key >> 31 & 0x7fffffff);
-    float similarity;
-    std::memcpy(&similarity, &raw, sizeof raw);
-    return similarity;
-  }
 };
 
 // Lists of members, gathered until there are enough for one round of exponentials and sums.

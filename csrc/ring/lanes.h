@@ -40,9 +40,9 @@ inline Ints lane_numbers() {
 }
 
 // One bit for each lane. compress() writes the chosen lanes side by side and may write a whole vector.
+using Mask = uint32_t;
 #if defined(IECL_LANES_AVX512)
 
-using Mask = uint32_t;
 inline Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ); }
 inline Mask at_least(Ints a, Ints b) { return _mm512_cmpge_epi32_mask((__m512i)a, (__m512i)b); }
 inline void compress(float* to, Floats values, Mask mask) {
@@ -51,13 +51,9 @@ inline void compress(float* to, Floats values, Mask mask) {
 inline void compress(int32_t* to, Ints values, Mask mask) {
   _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(mask, (__m512i)values));
 }
-inline Floats blend(Mask mask, Floats yes, Floats no) {
-  return (Floats)_mm512_mask_blend_ps(mask, (__m512)no, (__m512)yes);
-}
 
 #elif defined(IECL_LANES_AVX2)
 
-using Mask = uint32_t;
 inline Mask at_least(Floats a, Floats b) { return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GE_OQ)); }
 inline Mask at_least(Ints a, Ints b) {
   return 0xffu & ~_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32((__m256i)b, (__m256i)a)));
@@ -82,13 +78,9 @@ inline void compress(float* to, Floats values, Mask mask) {
 inline void compress(int32_t* to, Ints values, Mask mask) {
   _mm256_storeu_si256((__m256i*)to, _mm256_permutevar8x32_epi32((__m256i)values, chosen_lanes(mask)));
 }
-inline Floats blend(Mask mask, Floats yes, Floats no) {
-  return (ints(mask) >> lane_numbers() & 1) != 0 ? yes : no;
-}
 
 #else
 
-using Mask = uint32_t;
 template <class Vector>
 inline Mask at_least(Vector a, Vector b) {
   Mask mask = 0;
@@ -102,11 +94,16 @@ inline void compress(Element* to, Vector values, Mask mask) {
     to += mask >> lane & 1;
   }
 }
-inline Floats blend(Mask mask, Floats yes, Floats no) {
-  return (ints(mask) >> lane_numbers() & 1) != 0 ? yes : no;
-}
 
 #endif
+
+inline Floats blend(Mask mask, Floats yes, Floats no) {
+#if defined(IECL_LANES_AVX512)
+  return (Floats)_mm512_mask_blend_ps(mask, (__m512)no, (__m512)yes);
+#else
+  return (ints(mask) >> lane_numbers() & 1) != 0 ? yes : no;
+#endif
+}
 
 constexpr Mask kAllLanes = (1u << kLanes) - 1;
 inline Mask first_lanes(int count) { return count >= kLanes ? kAllLanes : (1u << (count > 0 ? count : 0)) - 1; }

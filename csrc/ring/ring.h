@@ -27,8 +27,9 @@ struct Problem {
   const int64_t* exclude;  // (N,) index of the key that is no candidate, -1 for none; or nullptr
   const RankRange* row_ranks = nullptr;  // (N,) each query's own, any of them empty; `ranks` is then a typical one
 
+  bool excludes_one(int64_t row) const { return exclude && exclude[row] >= 0; }
   RankRange range(int64_t row) const {
-    return row_ranks ? row_ranks[row] : exclude && exclude[row] >= 0 ? ranks_of_rest : ranks;
+    return row_ranks ? row_ranks[row] : excludes_one(row) ? ranks_of_rest : ranks;
   }
 };
 

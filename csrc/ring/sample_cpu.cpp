@@ -29,8 +29,8 @@ std::vector<Draw> sorted_draws(const double* uniform, int64_t count, RankRange r
   return draws;
 }
 
-// Calls visit(number, before, first_key, members) for each query and each tile with members of its ring: `number` the
-// query's row, `before` how many members have lower indices, `first_key` what their positions count from. Calls for different chunks may come at the same time.
+// Called for each query and each tile with members of its ring: `number` the query's row, `before` how many members have
+// lower indices, `first_key` what the members' positions count from. Calls for different chunks may come at once.
 using Visit = std::function<void(int64_t number, int64_t before, int64_t first_key, const Members& members)>;
 
 // counts: [chunks, rows]. The number of members of each row before a chunk.

@@ -272,14 +272,13 @@ int split(const RowTile& row, const Limits& limits, Members& certain, Members& u
   const bool all_certain = window.all_certain(), none_certain = window.none_certain();
   Members& inside = all_certain ? certain : none_certain ? undecided : squeezed;
   const Floats lower = floats(window.lower), upper = floats(window.upper);
-  const Ints first = lanes;
   const Members to = inside;
   int reached = 0, count = 0;
   for (int begin = 0; begin < row.count; begin += kLanes) {
     const Floats similarity = load<Floats>(row.similarity + begin);
     const Mask above = at_least(similarity, lower);
     reached += __builtin_popcount(above);
-    count = append(to, count, similarity, first + begin, above & ~at_least(similarity, upper));
+    count = append(to, count, similarity, lanes + begin, above & ~at_least(similarity, upper));
   }
   inside.count = count;
   if (all_certain || none_certain) return reached;

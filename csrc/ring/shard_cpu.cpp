@@ -78,7 +78,7 @@ ShardWindows shard_windows_cpu(const Problem& problem, const int64_t* centers, i
     for (int64_t row = group * group_size; row < std::min((group + 1) * group_size, num_rows); ++row) {
       const int64_t i = row - group * group_size;
       const Census::Tally tally = census.total(row);
-      const int64_t below = tally.below - (problem.exclude && problem.exclude[row] >= 0 ? 1 : 0);
+      const int64_t below = tally.below - (problem.excludes_one(row) ? 1 : 0);
       result.below[2 * row] = below;
       result.below[2 * row + 1] = below + tally.certain + below_upper[i];
       for (int which = 0; which < 2; ++which) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 namespace iecl_fast::ring {
@@ -16,6 +17,14 @@ constexpr int kSlack = kMaxLanes;  // floats that a vector may read or write pas
 
 // Order-preserving integer of a similarity: a < b exactly if key(a) < key(b); NaN above +inf, -0 equal to +0.
 constexpr int32_t kNanKey = std::numeric_limits<int32_t>::max() - 1;
+
+// The similarity with an order-preserving key; NaN for the keys of no similarity.
+inline float similarity_of(int32_t key) {
+  const int32_t raw = key ^ (key >> 31 & 0x7fffffff);
+  float similarity;
+  std::memcpy(&similarity, &raw, sizeof raw);
+  return similarity;
+}
 
 // A place in the order of (similarity, key index). No two entries share one, so ties need no rule of their own.
 struct Place {

@@ -1,7 +1,6 @@
 // Picks the tile kernels for the machine at hand, once.
 
 #include <algorithm>
-#include <cstring>
 
 #include "instruction_set.h"
 #include "ring/ring.h"
@@ -23,20 +22,16 @@ static const TileKernels& best_kernels() { return kPortableKernels; }
 #endif
 
 Limits::Limits(const Window& window) {
-  const auto similarity_of = [](int64_t order) {
+  const auto nearest = [](int64_t order) {
     // Beyond the finite keys there are only NaN patterns.
-    const auto bounded = static_cast<int32_t>(std::clamp<int64_t>(order, -0x7f800000, 0x7f800000));
-    const int32_t raw = bounded ^ (bounded >> 31 & 0x7fffffff);
-    float similarity;
-    std::memcpy(&similarity, &raw, sizeof raw);
-    return similarity;
+    return similarity_of(static_cast<int32_t>(std::clamp<int64_t>(order, -0x7f800000, 0x7f800000)));
   };
   const Place places[4] = {window.lower, window.inner_lower, window.inner_upper, window.upper};
   for (int i = 0; i < 4; ++i) {
     key[i] = places[i].key;
     index[i] = places[i].index;
-    from[i] = similarity_of(key[i]);
-    before[i] = similarity_of(int64_t{key[i]} + 1);
+    from[i] = nearest(key[i]);
+    before[i] = nearest(int64_t{key[i]} + 1);
   }
 }
 

@@ -9,15 +9,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "instruction_set.h"
 #include "ring/tile.h"
 
 // Only what stands below may use these instructions: the headers above are shared with code for every machine.
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#endif
+IECL_AVX2
 #define IECL_LANES_AVX2
 
 namespace iecl_fast::ring {
@@ -29,19 +25,10 @@ namespace {
 }  // namespace
 
 extern const TileKernels kAvx2Kernels;
-const TileKernels kAvx2Kernels = {
-    "avx2",     kGroup,       from_float16, from_bfloat16, pack_keys,          pack_queries, copy_rows,
-    similarities, split,        mask,         filter,        maximum,            exponentials, weighted_sum,
-    list_exponentials,          list_weighted_sums,          group_weighted_sum, scatter,      order_keys,
-    select,       places_near,
-};
+const TileKernels kAvx2Kernels = table("avx2");
 
 }  // namespace iecl_fast::ring
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+IECL_END_OF_TARGET
 
 #endif  // __x86_64__

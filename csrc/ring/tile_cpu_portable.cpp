@@ -17,12 +17,6 @@ namespace {
 }  // namespace
 
 extern const TileKernels kPortableKernels;
-const TileKernels kPortableKernels = {
-    "portable",     kGroup,       from_float16, from_bfloat16, pack_keys,          pack_queries, copy_rows,
-    similarities, split,        mask,         filter,        maximum,            exponentials, weighted_sum,
-    list_exponentials,          list_weighted_sums,          group_weighted_sum, scatter,      order_keys,
-    select,       places_near,
-};
+const TileKernels kPortableKernels = table("portable");
 
 }  // namespace iecl_fast::ring
-

@@ -183,3 +183,27 @@ void similarities(const float* queries, int groups, const float* panel, int coun
 
 #include "ring/select_kernels.h"
 #include "ring/weight_kernels.h"
+
+constexpr TileKernels table(const char* name) {
+  return {name,
+          kGroup,
+          from_float16,
+          from_bfloat16,
+          pack_keys,
+          pack_queries,
+          copy_rows,
+          similarities,
+          split,
+          mask,
+          filter,
+          maximum,
+          exponentials,
+          weighted_sum,
+          list_exponentials,
+          list_weighted_sums,
+          group_weighted_sum,
+          scatter,
+          order_keys,
+          select,
+          places_near};
+}

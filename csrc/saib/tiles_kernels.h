@@ -45,13 +45,13 @@ void results(const float* const* tiles, float sign, bool add, bool relu, int64_t
   const auto finished = [relu](float value) { return relu && value < 0.0f ? 0.0f : value; };
   if (add) {
 #pragma GCC ivdep
-  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t c = 0; c < channels; ++c) {
       r0[c] = finished(r0[c] + sign * (t0[c] + (t1[c] + t2[c])));
       r1[c] = finished(r1[c] + sign * ((t1[c] - t2[c]) - t3[c]));
     }
   } else {
 #pragma GCC ivdep
-  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t c = 0; c < channels; ++c) {
       r0[c] = sign * (t0[c] + (t1[c] + t2[c]));
       r1[c] = sign * ((t1[c] - t2[c]) - t3[c]);
     }

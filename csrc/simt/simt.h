@@ -1,12 +1,13 @@
-// The CUDA execution model on the host, for tests: what device code sees. The rules of the game are in simt.cpp.
+// The CUDA execution model on the host, for tests: what device code sees. The rules of the game are in simt.cpp and
+// memory.cpp, written for what the kernels here use: another intrinsic is a line more.
 //
 // A fibre for each CUDA thread, blocks one after another, threads resumed in a seeded shuffled order. Found and
 // reported with block and thread: barriers that not all threads reach, warp intrinsics whose mask and lanes disagree,
 // shared memory used by two threads without a barrier in between, accesses beyond every buffer. Shared memory is
 // poisoned.
 //
-// Device code is compiled with -fsanitize=thread,bounds, whose calls simt.cpp answers itself: no sanitizer's library is
-// linked. In its object file the sections .bss are renamed to simt_shared: shared variables, and nothing else, lie there.
+// Device code is compiled with -fsanitize=thread,bounds, whose calls memory.cpp answers itself: no sanitizer's library
+// is linked. In its object file the sections .bss are renamed to simt_shared: shared variables, and nothing else, lie there.
 //
 // Not modelled: blocks at the same time, the memory model's reorderings, textures, clusters, tensor cores.
 #pragma once
@@ -27,7 +28,6 @@
 
 #define __global__ static
 #define __device__
-#define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -150,8 +150,6 @@ inline int __syncthreads_or(int predicate, SIMT_SITE) {
 inline void __syncwarp(uint32_t mask = 0xffffffffu, SIMT_SITE) {
   simt::exchange("__syncwarp", mask, 0, site);
 }
-inline void __threadfence() {}
-inline void __threadfence_block() {}
 
 // ---- warps -----------------------------------------------------------------------------------------------------
 
@@ -221,14 +219,6 @@ SIMT_ATOMIC(atomicAdd, old + value)
 SIMT_ATOMIC(atomicSub, old - value)
 SIMT_ATOMIC(atomicMin, std::min(old, value))
 SIMT_ATOMIC(atomicMax, std::max(old, value))
-SIMT_ATOMIC(atomicAnd, old & value)
-SIMT_ATOMIC(atomicOr, old | value)
-SIMT_ATOMIC(atomicXor, old ^ value)
-SIMT_ATOMIC(atomicExch, value)
-template <class T>
-T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  return simt::atomic(address, [=](T old) { return old == expected ? value : old; });
-}
 
 // ---- types and arithmetic --------------------------------------------------------------------------------------
 
@@ -250,8 +240,6 @@ SIMT_VECTORS(unsigned, uint)
 
 using std::max;
 using std::min;
-template <class T>
-T __ldg(const T* address) { return *address; }
 
 inline int __float_as_int(float value) { return simt::unpack<int>(simt::pack(value)); }
 inline unsigned __float_as_uint(float value) { return simt::unpack<unsigned>(simt::pack(value)); }
@@ -259,14 +247,6 @@ inline float __int_as_float(int value) { return simt::unpack<float>(simt::pack(v
 inline float __uint_as_float(unsigned value) { return simt::unpack<float>(simt::pack(value)); }
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
-inline int __popcll(unsigned long long value) { return __builtin_popcountll(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(unsigned(value)); }
-inline int __ffs(int value) { return __builtin_ffs(value); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 
-inline float __expf(float value) { return std::exp(value); }
-inline float __logf(float value) { return std::log(value); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float value) { return std::sqrt(value); }
-inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }

@@ -6,7 +6,8 @@
 //   finish      u, v, sigma
 //   divide      W / sigma                                                reads and writes W
 //
-// The middle three once per iteration. Floor: 3 passes over the weights in bytes over bandwidth, 2 if they fit into L2.
+// The middle three once per iteration. Operations: 4 for each weight and iteration, and a division: far from a limit.
+// Floor: 3 passes over the weights in bytes over bandwidth, 2 if they fit into L2.
 // No atomics and every sum in a fixed order, so results are the same bits in every run.
 #pragma once
 
@@ -76,6 +77,18 @@ __device__ __forceinline__ int find(const Table& table, int32_t Entry::* first) 
     }
   }
   return low;
+}
+
+// Calls run(T()) with the type of a layer's elements.
+template <class Run>
+__device__ __forceinline__ void with_type(const Entry& entry, const Run& run) {
+  if (entry.dtype == Dtype::kFloat32) {
+    run(float());
+  } else if (entry.dtype == Dtype::kFloat16) {
+    run(__half());
+  } else {
+    run(__nv_bfloat16());
+  }
 }
 
 struct Rows {
@@ -158,13 +171,7 @@ __device__ __forceinline__ void multiply_rows(const Table& table, const Entry& e
 
 __global__ void __launch_bounds__(kThreads) multiply_kernel(const Table table, bool transposed_too) {
   const Entry entry = table.entries[find(table, &Entry::first_chunk)];
-  if (entry.dtype == Dtype::kFloat32) {
-    multiply_rows<float>(table, entry, transposed_too);
-  } else if (entry.dtype == Dtype::kFloat16) {
-    multiply_rows<__half>(table, entry, transposed_too);
-  } else {
-    multiply_rows<__nv_bfloat16>(table, entry, transposed_too);
-  }
+  with_type(entry, [&](auto type) { multiply_rows<decltype(type)>(table, entry, transposed_too); });
 }
 
 // A block adds up the parts of kThreads columns.
@@ -218,13 +225,7 @@ __global__ void __launch_bounds__(kThreads) next_vectors_kernel(const Table tabl
   for (int64_t slab = threadIdx.x; slab < slabs; slab += kThreads) square += table.squares[entry.first_slab + slab];
   double length_of_product = sqrt(block_sum(square)), v_divisor = u_divisor;
   if (!(length_of_product > 1e-28 && length_of_product < 1e36)) {
-    if (entry.dtype == Dtype::kFloat32) {
-      multiply_transposed<float>(entry, u, product);
-    } else if (entry.dtype == Dtype::kFloat16) {
-      multiply_transposed<__half>(entry, u, product);
-    } else {
-      multiply_transposed<__nv_bfloat16>(entry, u, product);
-    }
+    with_type(entry, [&](auto type) { multiply_transposed<decltype(type)>(entry, u, product); });
     v_divisor = 1.0;
     square = 0.0;
     for (int64_t c = threadIdx.x; c < entry.columns; c += kThreads) square += double(product[c]) * product[c];
@@ -262,13 +263,7 @@ __global__ void __launch_bounds__(kThreads) divide_kernel(const Table table) {
   const int layer = find(table, &Entry::first_chunk);
   const Entry entry = table.entries[layer];
   const float sigma = table.sigma[layer], divisor = sigma == 0.0f ? 1.0f : sigma;
-  if (entry.dtype == Dtype::kFloat32) {
-    divide_rows<float>(entry, divisor);
-  } else if (entry.dtype == Dtype::kFloat16) {
-    divide_rows<__half>(entry, divisor);
-  } else {
-    divide_rows<__nv_bfloat16>(entry, divisor);
-  }
+  with_type(entry, [&](auto type) { divide_rows<decltype(type)>(entry, divisor); });
 }
 
 // ---- gradient --------------------------------------------------------------------------------------------------
@@ -289,9 +284,8 @@ __device__ __forceinline__ float inner_product_of_thread(const Entry& entry) {
 // <G, W> of each chunk, into squares.
 __global__ void __launch_bounds__(kThreads) inner_product_kernel(const Table table) {
   const Entry entry = table.entries[find(table, &Entry::first_chunk)];
-  const float sum = entry.dtype == Dtype::kFloat32   ? inner_product_of_thread<float>(entry)
-                    : entry.dtype == Dtype::kFloat16 ? inner_product_of_thread<__half>(entry)
-                                                     : inner_product_of_thread<__nv_bfloat16>(entry);
+  float sum;
+  with_type(entry, [&](auto type) { sum = inner_product_of_thread<decltype(type)>(entry); });
   const double total = block_sum(sum);
   if (threadIdx.x == 0) table.squares[blockIdx.x] = total;
 }
@@ -322,13 +316,7 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(const Table table) {
   const float sigma = table.sigma[layer];
   const float divisor = sigma == 0.0f ? 1.0f : sigma;
   const double factor = sigma == 0.0f ? 0.0 : inner / sigma;
-  if (entry.dtype == Dtype::kFloat32) {
-    gradient_rows<float>(table, entry, factor, divisor);
-  } else if (entry.dtype == Dtype::kFloat16) {
-    gradient_rows<__half>(table, entry, factor, divisor);
-  } else {
-    gradient_rows<__nv_bfloat16>(table, entry, factor, divisor);
-  }
+  with_type(entry, [&](auto type) { gradient_rows<decltype(type)>(table, entry, factor, divisor); });
 }
 
 }  // namespace iecl_fast::spectral::gpu

@@ -29,12 +29,7 @@ inline void finish_streams() {}
 
 #if defined(__x86_64__)
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#endif
+IECL_AVX2
 namespace avx2 {
 constexpr const char* kName = "avx2";
 constexpr int kLanes = 8;
@@ -42,15 +37,9 @@ inline void stream(float* to, __m256 vector) { _mm256_stream_ps(to, vector); }
 inline void finish_streams() { _mm_sfence(); }
 #include "spectral/rows_kernels.h"
 }  // namespace avx2
-#if defined(__clang__)
-#pragma clang attribute pop
-#define IECL_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")))
-#pragma clang attribute push(IECL_AVX512, apply_to = function)
-#else
-#pragma GCC pop_options
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")
-#endif
+IECL_END_OF_TARGET
+
+IECL_AVX512
 namespace avx512 {
 constexpr const char* kName = "avx512";
 constexpr int kLanes = 16;
@@ -58,11 +47,7 @@ inline void stream(float* to, __m512 vector) { _mm512_stream_ps(to, vector); }
 inline void finish_streams() { _mm_sfence(); }
 #include "spectral/rows_kernels.h"
 }  // namespace avx512
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
+IECL_END_OF_TARGET
 
 static const RowKernels& best_kernels() {
   return choose_kernels(avx512::kernels, avx2::kernels, portable::kernels);

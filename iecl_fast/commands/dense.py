@@ -3,8 +3,9 @@
 import importlib.util
 import textwrap
 
-from iecl_fast.commands.words import check_torchvision, percent
+from iecl_fast.commands.words import check_torchvision
 from iecl_fast.engine.errors import RunError, UsageError
+from iecl_fast.evaluate.accuracy import percent
 
 TASKS = ("detect", "segment")
 NEEDED = ("torchmetrics", "pycocotools")  # the extra "eval"
@@ -42,19 +43,16 @@ def run(arguments):
         )
     if len(arguments.data) != 1:
         raise UsageError(f"evaluate {arguments.protocol} needs --data FOLDER once, in the format of VOC or COCO")
-    from iecl_fast.engine.config import parse_override
+    from iecl_fast.engine.config import override
     from iecl_fast.evaluate.dense.from_checkpoint import evaluate_dense
 
-    overrides = {}
-    for override in arguments.overrides:
-        overrides |= parse_override(override)
     folder, result = evaluate_dense(
         arguments.protocol,
         arguments.checkpoint,
         arguments.data[0],
         freeze=arguments.freeze,
         output=arguments.output,
-        overrides=overrides,
+        overrides=override({}, arguments.overrides),
     )
     print("\n".join(_table(result)))
     print(f"\n{result['model']}, {result['test_images']} test images; everything else is in {folder}")

@@ -1,8 +1,9 @@
 """``iecl-fast evaluate``."""
 
 from iecl_fast.commands import dense
-from iecl_fast.commands.words import Parser, check_torchvision, percent, place
+from iecl_fast.commands.words import Parser, check_torchvision, place
 from iecl_fast.engine.errors import UsageError
+from iecl_fast.evaluate.accuracy import percent
 
 DESCRIPTION = """\
 Measure the encoder of a checkpoint: its frozen features by their nearest neighbours or by a linear classifier, or what
@@ -47,13 +48,11 @@ def run(arguments):
     if arguments.freeze:
         raise UsageError(f"--freeze belongs to {' and '.join(dense.TASKS)}, {arguments.protocol} has its own way")
     check_torchvision()
-    from iecl_fast.engine.config import merge, parse_override
+    from iecl_fast.engine.config import override
     from iecl_fast.evaluate.from_checkpoint import evaluate_checkpoint
     from iecl_fast.evaluate.results import check_output, format_table, write_results
 
-    overrides = {}
-    for layer in map(parse_override, arguments.overrides):
-        overrides = merge(overrides, layer)
+    overrides = override({}, arguments.overrides)
     folder = None if arguments.output is None else check_output(arguments.output)
     evaluations = evaluate_checkpoint(
         arguments.protocol, arguments.checkpoint, data=arguments.data, overrides=overrides

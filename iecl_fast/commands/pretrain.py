@@ -2,8 +2,9 @@
 
 import textwrap
 
-from iecl_fast.commands.words import Parser, check_torchvision, given, percent, place
+from iecl_fast.commands.words import Parser, check_torchvision, given, place
 from iecl_fast.engine.errors import UsageError
+from iecl_fast.evaluate.accuracy import percent
 
 DESCRIPTION = """\
 Train an encoder without labels, then measure its features by kNN and by a linear classifier, before and after.
@@ -74,7 +75,7 @@ def parser():
 
 def run(arguments):
     check_torchvision()
-    from iecl_fast.engine.config import for_method, merge, parse_override, read_recipe, resolve
+    from iecl_fast.engine.config import DEFAULT_RECIPE, for_method, merge, override, read_recipe, resolve
     from iecl_fast.engine.folder import RunFolder
     from iecl_fast.engine.plan import format_plan
     from iecl_fast.engine.pretrain import pretrain
@@ -85,7 +86,7 @@ def run(arguments):
     if arguments.config is None and arguments.resume is not None:
         mapping = RunFolder.of_run(arguments.resume).read_config()
     else:
-        mapping = read_recipe("digits" if arguments.config is None else arguments.config)
+        mapping = read_recipe(DEFAULT_RECIPE if arguments.config is None else arguments.config)
     if arguments.method is not None:
         mapping = for_method(mapping, arguments.method)
     named = {
@@ -94,9 +95,7 @@ def run(arguments):
         "seed": arguments.seed,
         "output": arguments.output,
     }
-    for layer in (given(named), *map(parse_override, arguments.overrides)):
-        mapping = merge(mapping, layer)
-    config = resolve(mapping)
+    config = resolve(override(merge(mapping, given(named)), arguments.overrides))
     if arguments.dry_run:
         plan = format_plan(config, arguments.resume)  # in every process: each has to refuse what it cannot do
         if is_first_process():

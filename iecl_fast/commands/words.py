@@ -39,10 +39,6 @@ def check_torchvision():
         raise RunError(f"{fault}; install the torchvision that belongs to it")
 
 
-def percent(fraction):
-    return f"{100 * fraction:.1f} %"
-
-
 def given(values):
     """A nested dict without what was not given on the command line."""
     kept = {key: given(value) if isinstance(value, dict) else value for key, value in values.items()}

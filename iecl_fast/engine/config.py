@@ -21,6 +21,8 @@ from iecl_fast.engine.schema import allows_null, convert, did_you_mean
 from iecl_fast.engine.settings import GROUPS, MAY_DIFFER, PARTS, Config, Seed
 from iecl_fast.ssl import METHODS, accepts
 
+DEFAULT_RECIPE = "digits"
+
 # Arguments of methods that are no options: parts, which are groups of their own, and what the engine knows.
 SUPPLIED = (*PARTS, "num_images", "steps_per_epoch")
 
@@ -63,6 +65,7 @@ def _read_mapping(name):
 
 
 def parse_yaml(text, source):
+    """The mapping in a YAML text, {} in an empty one; `source` names it in a `UsageError`."""
     try:
         mapping = _load_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
@@ -106,6 +109,13 @@ def merge(base, layer):
         both_groups = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = merge(merged[key], value) if both_groups else value
     return merged
+
+
+def override(mapping, texts):
+    """`mapping` with each of some overrides ``"group.key=value"`` over it, in turn. It is not changed."""
+    for layer in [parse_override(text) for text in texts]:
+        mapping = merge(mapping, layer)
+    return mapping
 
 
 def for_method(mapping, name):
@@ -260,9 +270,9 @@ def differences(saved, wanted):
     return [(key, old, new) for key, (old, new) in pairs.items() if old != new and key not in MAY_DIFFER]
 
 
-def describe_keys(recipe="digits"):
-    """A line ``key=value`` for each value of a recipe."""
-    values = flatten(resolve(read_recipe(recipe)).to_dict())
+def describe_keys():
+    """A line ``key=value`` for each value of the default recipe."""
+    values = flatten(resolve(read_recipe(DEFAULT_RECIPE)).to_dict())
     return [f"{key}={'null' if value is None else json.dumps(value)}".replace('"', "") for key, value in values.items()]
 
 

@@ -16,7 +16,6 @@ from iecl_fast.engine.pictures import tile
 from iecl_fast.engine.schedule import learning_rate
 from iecl_fast.evaluate.features import read_batches
 from iecl_fast.memory import MemoryBank, MemoryQueue
-from iecl_fast.memory_sharded import ShardedMemoryBank
 from iecl_fast.ring import AdaptiveRingSchedule
 
 
@@ -140,8 +139,7 @@ class Loop:
 
     def _buffers_of_forward(self):
         """By name, the buffers that a forward pass may change: all but the memories, which wait for the step's end."""
-        kinds = (MemoryQueue, MemoryBank, ShardedMemoryBank)
-        memories = [module for module in self.method.modules() if isinstance(module, kinds)]
+        memories = [module for module in self.method.modules() if isinstance(module, (MemoryQueue, MemoryBank))]
         kept = {id(buffer) for memory in memories for buffer in memory.buffers()}
         return {name: buffer for name, buffer in self.method.named_buffers() if id(buffer) not in kept}
 

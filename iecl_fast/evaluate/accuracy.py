@@ -3,6 +3,11 @@
 import torch
 
 
+def percent(fraction):
+    """A fraction in 0..1 as it is printed."""
+    return f"{100 * fraction:.1f} %"
+
+
 def top_k_accuracies(scores, labels, prefix):
     """Fractions of rows whose label is the best, or among the five best, of the scores.
 

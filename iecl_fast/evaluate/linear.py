@@ -1,8 +1,9 @@
 """Linear probe: multinomial logistic regression on frozen features."""
 
 import torch
-from torch import nn
 from torch.nn import functional
+
+from iecl_fast.evaluate.probe import zero_classifier
 
 BLOCK_ROWS = 16384  # rows that are held in float64 at a time
 
@@ -38,9 +39,7 @@ def fit_classifier(features, labels, *, num_classes, l2, iterations):
 
     In float64, because the line search of L-BFGS stops early on the rounding errors of a float32 objective.
     """
-    classifier = nn.Linear(features.shape[1], num_classes, device=features.device, dtype=torch.float64)
-    nn.init.zeros_(classifier.weight)
-    nn.init.zeros_(classifier.bias)
+    classifier = zero_classifier(features.shape[1], num_classes, features.device, torch.float64)
     optimizer = torch.optim.LBFGS(
         classifier.parameters(),
         max_iter=iterations,

@@ -36,9 +36,9 @@ class Probe(nn.Module):
         return self.classifier(self.features(images))
 
 
-def zero_classifier(num_features, num_classes, device):
+def zero_classifier(num_features, num_classes, device, dtype=torch.float32):
     """A linear layer that starts from zero: what it learns owes nothing to chance."""
-    classifier = nn.Linear(num_features, num_classes, device=device)
+    classifier = nn.Linear(num_features, num_classes, device=device, dtype=dtype)
     nn.init.zeros_(classifier.weight)
     nn.init.zeros_(classifier.bias)
     return classifier

@@ -9,6 +9,7 @@ from iecl_fast.engine.checkpoint import whole_file
 from iecl_fast.engine.errors import UsageError
 from iecl_fast.engine.figures import drawable, png_figure
 from iecl_fast.engine.folder import check_writable, write_json
+from iecl_fast.evaluate.accuracy import percent
 
 TABLE = "table.md"
 NAMED_CLASSES = 60  # more names than these cannot be read beside a picture
@@ -68,7 +69,7 @@ def format_table(evaluations):
         counts = (summary["train_images"], summary["test_images"], len(evaluation.classes))
         tops = (summary[f"{protocol}_top1"], summary[f"{protocol}_top5"], evaluation.class_mean())
         cell = " ".join(name.split()).replace("|", "\\|")
-        rows.append((cell, *map(str, counts), *(f"{100 * value:.1f} %" for value in tops)))
+        rows.append((cell, *map(str, counts), *map(percent, tops)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -96,7 +97,7 @@ def draw_confusion(evaluation, path, name):
         image = axes.imshow(parts, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         figure.colorbar(image, label="part of the class", shrink=0.8)
         top1 = evaluation.summary[f"{evaluation.protocol}_top1"]
-        axes.set_title(f"{evaluation.protocol} on {drawable(name)}: {100 * top1:.1f} % of {counts.sum()} images")
+        axes.set_title(f"{evaluation.protocol} on {drawable(name)}: {percent(top1)} of {counts.sum()} images")
         axes.set_xlabel("taken for")
         axes.set_ylabel("class")
         if classes <= NAMED_CLASSES:

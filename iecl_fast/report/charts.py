@@ -2,7 +2,7 @@
 
 import statistics
 
-from iecl_fast.commands.words import percent
+from iecl_fast.evaluate.accuracy import percent
 from iecl_fast.report.html import element
 
 SERIES = 8  # colours of page.css

@@ -6,7 +6,7 @@ from numbers import Real
 import numpy as np
 from PIL import Image
 
-from iecl_fast.commands.words import percent
+from iecl_fast.evaluate.accuracy import percent
 from iecl_fast.report.charts import series_style
 from iecl_fast.report.html import data_address, element
 from iecl_fast.report.tables import folded, named_values, plain, scrolling

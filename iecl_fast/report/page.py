@@ -66,9 +66,10 @@ def _look(group):
     return seen
 
 
-def _about(group):
-    """What stands for the group in the sections about features."""
-    return f"{group.name}, seed {plain(group.shown_run.seed)}" if len(group.runs) > 1 else group.name
+def _about(group, run=None):
+    """A run's name: its group's, with the seed where there are several; None is the one whose features are shown."""
+    run = group.shown_run if run is None else run
+    return f"{group.name}, seed {plain(run.seed)}" if len(group.runs) > 1 else group.name
 
 
 def _accuracies(groups):
@@ -157,7 +158,7 @@ def _evaluations(groups, looks, loose):
     for group, seen in zip(groups, looks, strict=True):
         names = seen.classes if seen else None
         for run in group.runs:
-            about = f"{group.name}, seed {plain(run.seed)}" if len(group.runs) > 1 else group.name
+            about = _about(group, run)
             blocks += run_results(about, run, names)
             for one in run.evaluations:
                 blocks += evaluation_blocks(about, one, names)

@@ -184,6 +184,7 @@ def _check_alike(query: Tensor, other: Tensor, name: str) -> None:
 
 
 def check_positive(query: Tensor, positive_key: Tensor) -> None:
+    """ValueError or TypeError unless the positive keys are as the queries: shape, dtype, device."""
     _check_tensor(positive_key, "positive_key")
     if positive_key.shape != query.shape:
         raise ValueError(
@@ -193,7 +194,7 @@ def check_positive(query: Tensor, positive_key: Tensor) -> None:
 
 
 def check_keys(query: Tensor, keys: Tensor, name: str, exclude: Tensor | None) -> None:
-    """Queries (N, C), keys (K, C) under the name of their argument, and what is excluded."""
+    """ValueError or TypeError unless queries (N, C), keys (K, C), called ``name``, and ``exclude`` go together."""
     if query.dtype not in DTYPES:
         raise TypeError(f"query is {query.dtype}; {', '.join(map(str, DTYPES))} are allowed")
     _check_alike(query, keys, name)

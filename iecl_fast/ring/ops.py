@@ -48,6 +48,7 @@ def all_ranks(lower: float, upper: float, num_keys: int, exclude: Tensor | None)
 
 
 def check_temperature(temperature: float) -> None:
+    """ValueError unless it is positive and finite."""
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature = {temperature} is not allowed: a positive number")
 

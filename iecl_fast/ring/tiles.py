@@ -10,6 +10,8 @@ import torch
 
 
 class Tile(NamedTuple):
+    """What one program of a kernel takes at a time, and by how many warps."""
+
     rows: int  # queries
     keys: int
     channels: int  # taken at a time

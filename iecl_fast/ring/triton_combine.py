@@ -151,7 +151,11 @@ def combine(
     query_gradient: Tensor,
     check: Check = NO_CHECK,
 ) -> None:
-    """Writes what :func:`weigh` writes; raises ``check.missed``, or combines only the rows where it is raised."""
+    """Writes loss (n,) float32, log_denominator (n,) float64 and, unless it is empty, query_gradient (n, C) float32.
+
+    query and positive_key (n, C), any strides; temperature: one floating-point element on the device. With a check it
+    also raises ``check.missed``, or combines only the rows where that is raised.
+    """
     rows, channels = query.shape
     splits = len(parts.sums)
     _combine_kernel[(rows,)](

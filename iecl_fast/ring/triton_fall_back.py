@@ -12,7 +12,8 @@ from iecl_fast.ring.triton_order import LOWEST_KEY, NAN_KEY, below, order_key
 from iecl_fast.ring.triton_select import nth_boundary
 
 
-# Bytes: the flags, 4 N, where none is raised; else for each such row the keys twice and its similarities seven times.
+# Bytes: the flags, 4 N, where none is raised: the floor. Else for each such row the keys twice and its similarities
+# seven times. Operations: 4 K C for each such row.
 @triton.jit(do_not_specialize=["lower", "upper", "lower_of_rest", "upper_of_rest", "splits"])
 def _fall_back_kernel(
     query,

@@ -117,6 +117,7 @@ def add_keys_gradient(
 
 
 # Bytes: gradient and indices once, 12 N M, and the members' keys, 2 N M C or 4 N M C, mostly from the cache: the floor.
+# Operations: 2 N M C.
 @triton.jit(do_not_specialize=["num_samples"])
 def _sample_query_gradient_kernel(
     gradient,
@@ -169,7 +170,8 @@ def sample_query_gradient(gradient: Tensor, indices: Tensor, keys: Tensor) -> Te
     return query_gradient
 
 
-# Bytes: order and gradient once, 12 N M, a key's queries, 2 N M C or 4 N M C, from the cache, and the result, 4 K C.
+# Bytes: order and gradient once, 12 N M, a key's queries, 2 N M C or 4 N M C, from the cache, and the result, 4 K C:
+# the floor. Operations: 2 N M C.
 @triton.jit(do_not_specialize=["num_samples"])
 def _sample_keys_gradient_kernel(
     gradient,

@@ -32,6 +32,7 @@ def tile_similarities(queries, keys, columns, channels, num_keys, num_channels, 
     return tl.dot(queries, tl.trans(key_vectors)), key_vectors
 
 
+# Bytes: 4 m written, their floor. Operations: about 20 m.
 @triton.jit
 def _sample_keys_kernel(sample_keys, num_keys, size, BLOCK: tl.constexpr):
     """One key of each of ``size`` cells of the queue, at a hashed place: a fixed stride would meet periodic copies."""
@@ -48,7 +49,7 @@ def _sample_keys_kernel(sample_keys, num_keys, size, BLOCK: tl.constexpr):
     tl.store(sample_keys + cell, tl.where(cell < size, key, num_keys), mask=cell <= size)
 
 
-# Bytes: the sample's keys and its similarities, 4 N m. Operations: 2 N m C.
+# Bytes: the sample's keys, 2 m C, and its similarities, 4 N m. Operations: 2 N m C. Floor: the similarities' bytes.
 @triton.jit
 def _sample_kernel(
     query,
@@ -89,7 +90,8 @@ def load_edge(thresholds, ties, sample_keys, rows, side, mask):
     return tl.maximum(threshold, LOWEST_KEY + 1)[:, None], tie[:, None]
 
 
-# Bytes: the keys once for each block of rows, 2 K C from memory. Operations: 2 N K C and about 20 N K of others.
+# Bytes: the keys once for each block of rows, 2 K C from memory. Operations: 2 N K C and about 20 N K of others. Floor:
+# the operations.
 @triton.jit(do_not_specialize=["split_tiles"])
 def _count_kernel(
     query,
@@ -155,6 +157,7 @@ def _count_kernel(
     tl.store(at + 3, count_3, mask=row_mask)
 
 
+# Bytes: the counts once and the offsets, 20 S N: the floor. Operations: a few for each of them.
 @triton.jit(do_not_specialize=["lower", "upper", "lower_of_rest", "upper_of_rest", "splits", "capacity"])
 def _place_kernel(
     counts,
@@ -210,7 +213,7 @@ def _place_kernel(
 
 
 # Bytes: the keys once for each block of rows and 8 bytes for each candidate. Operations: 2 N K C and about 50 N K of
-# others, most of them the prefix sums.
+# others, most of them the prefix sums. Floor: the operations.
 @triton.jit(do_not_specialize=["split_tiles", "capacity"])
 def _collect_kernel(
     query,

@@ -198,7 +198,8 @@ def whole_order(like: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
     return thresholds, ties
 
 
-# Bytes: the candidates' keys five times and their indices once. Floor: the keys once, 4 bytes each.
+# Bytes: the candidates' keys five times and their indices once. Operations: about 10 integer ones for each key in each
+# pass. Floor: the keys once, 4 bytes each.
 @triton.jit(do_not_specialize=["segments", "capacity"])
 def _select_candidates_kernel(keys, indices, counts, ranks, thresholds, ties, segments, capacity, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -242,7 +243,8 @@ def select_candidates(keys: Tensor, indices: Tensor, counts: Tensor, ranks: Tens
     return thresholds, ties
 
 
-# Bytes: the similarities once, 4 N K, and N M members with 4 or 12 bytes each: the floor.
+# Bytes: the similarities once, 4 N K, and N M members with 4 or 12 bytes each: the floor. Operations: about 20 integer
+# ones for each similarity, half of them the prefix sum.
 @triton.jit(do_not_specialize=["size"])
 def _compact_kernel(
     similarities,

@@ -91,6 +91,7 @@ def saib(
 
 
 def check_options(channels: str, activation: str, expansion: str) -> None:
+    """ValueError unless each is known and the two last go together."""
     for name, value, allowed in (
         ("channels", channels, CHANNELS),
         ("activation", activation, ACTIVATIONS),
@@ -106,6 +107,7 @@ def check_options(channels: str, activation: str, expansion: str) -> None:
 
 
 def check_positive(name: str, value: int) -> None:
+    """TypeError unless the argument ``name`` is an int, ValueError unless it is at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is a {type(value).__name__}, which is not allowed: an int")
     if value < 1:
@@ -113,6 +115,7 @@ def check_positive(name: str, value: int) -> None:
 
 
 def check_image(x: Tensor, patch_size: int) -> None:
+    """ValueError or TypeError unless x is (N, C, H, W) of a dtype that SAIB takes, to be divided into patches."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x is a {type(x).__name__}, which is not allowed: a tensor")
     if x.dtype not in DTYPES:
@@ -125,6 +128,7 @@ def check_image(x: Tensor, patch_size: int) -> None:
 
 
 def check_divisible(name: str, height: int, width: int, patch_size: int) -> None:
+    """ValueError unless ``patch_size`` divides the sides of the images in the argument ``name``."""
     if height < 1 or width < 1 or height % patch_size or width % patch_size:
         raise ValueError(
             f"{name} has {height} x {width} pixels, which is not allowed: multiples of patch_size = {patch_size}"

@@ -41,6 +41,7 @@ class Geometry(NamedTuple):
 
 
 def geometry(x: Tensor, patch_size: int, channels_are_batch: bool) -> Geometry:
+    """That of images (N, C, H, W)."""
     n, channels, height, width = x.shape
     rows, columns = height // patch_size, width // patch_size
     # tf32 where torch's own products use it

@@ -23,6 +23,8 @@ MULTIPROCESSORS = 132  # of an H100; others have 108 to 148
 
 
 class ProductTile(NamedTuple):
+    """Of product_kernel: positions (m), outputs (n) and inputs (k) at a time."""
+
     block_m: int
     block_n: int
     block_k: int
@@ -31,6 +33,8 @@ class ProductTile(NamedTuple):
 
 
 class TailTile(NamedTuple):
+    """Of tail_kernel: positions (m), channels of h1 (k) and of h3 (t) at a time; h2 in ``slices`` of ``slice``."""
+
     block_m: int
     block_k: int
     block_t: int
@@ -41,6 +45,8 @@ class TailTile(NamedTuple):
 
 
 class WeightTile(NamedTuple):
+    """Of weight_gradient_kernel: outputs (o), inputs (i) and positions (p) at a time."""
+
     block_o: int
     block_i: int
     block_p: int

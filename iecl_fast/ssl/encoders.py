@@ -91,6 +91,7 @@ def build_backbone(
 
 
 def check_counts(**counts: int) -> None:
+    """ValueError unless each is at least 1."""
     for name, value in counts.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")

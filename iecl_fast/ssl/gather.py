@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from iecl_fast.exchange import world_size
 from iecl_fast.memory import gather_rows
 
 
@@ -37,11 +38,15 @@ def gather_rows_with_gradient(rows: Tensor) -> tuple[Tensor, int]:
     Returns:
         (sum of all N, C), and the index of the own first row in it.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if world_size() == 1:
         return rows, 0
-    sizes = gather_rows(torch.tensor([len(rows)], device=rows.device)).tolist()
-    start = sum(sizes[: dist.get_rank()])
+    start = sum(batch_sizes(rows)[: dist.get_rank()])
     return _GatherRows.apply(rows, start), start
+
+
+def batch_sizes(rows: Tensor) -> list[int]:
+    """Number of rows on each rank."""
+    return gather_rows(torch.tensor([len(rows)], device=rows.device)).tolist()
 
 
 def own_buffers() -> dict[str, bool]:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
+from iecl_fast.exchange import world_size
 from iecl_fast.ring import ring_sample
 from iecl_fast.ssl.encoders import check_counts
 from iecl_fast.ssl.instance import InstanceDiscrimination
@@ -133,7 +134,7 @@ class LocalAggregation(InstanceDiscrimination):
 
     def _cluster(self) -> None:
         """Label the bank's entries. Rank 0 does it for all: sums in another order could tell entries apart."""
-        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        ranks = world_size()
         if ranks == 1 or dist.get_rank() == 0:
             keys = self.contrast.bank.keys.float().cpu().numpy()
             for run, labels in enumerate(self.labels):

@@ -7,10 +7,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from iecl_fast.exchange import world_size
 from iecl_fast.memory import MemoryQueue, gather_rows
 from iecl_fast.ring import RingSchedule, ring_info_nce
 from iecl_fast.ring.ops import check_temperature
 from iecl_fast.ssl.encoders import Encoder, ProjectionHead
+from iecl_fast.ssl.gather import batch_sizes
 from iecl_fast.ssl.method import Method
 from iecl_fast.ssl.momentum import MomentumEncoder
 
@@ -154,7 +156,7 @@ class MoCo(Method):
     def _encode_keys(self, images: Tensor) -> Tensor:
         if not self._shuffles():
             return self.key_encoder(images)
-        rank, sizes = dist.get_rank(), _batch_sizes(images)
+        rank, sizes = dist.get_rank(), batch_sizes(images)
         bounds = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
         order = _shuffled_order(sizes, seed=int(self.step)).to(images.device)
         keys = gather_rows(self.key_encoder(gather_rows(images)[order[bounds]]))
@@ -162,7 +164,7 @@ class MoCo(Method):
 
     def _shuffles(self) -> bool:
         """Whether BatchNorm statistics of a rank's own batch could tell the positive."""
-        if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if not self.training or world_size() == 1:
             return False
         norms = [module for module in self.key_encoder.modules() if isinstance(module, _BatchNorm)]
         return not all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
@@ -180,8 +182,3 @@ def _shuffled_order(sizes: list[int], seed: int) -> Tensor:
         parts = zip(order.split(sizes), own, strict=True)
         if max(sizes) == sum(sizes) or not any(len(o) and torch.equal(p.sort().values, o) for p, o in parts):
             return order
-
-
-def _batch_sizes(images: Tensor) -> list[int]:
-    """Number of images on each rank."""
-    return gather_rows(torch.tensor([len(images)], device=images.device)).tolist()

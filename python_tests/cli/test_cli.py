@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 import yaml
-from PIL import Image
 
+from class_folders import make_class_folders
 from iecl_fast import __version__
 from iecl_fast.cli import main
 
@@ -25,15 +25,9 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A class-folder tree of images that are told apart by their brightness."""
+    """Images that are told apart by their brightness."""
     root = tmp_path_factory.mktemp("data") / "photos"
-    for part, count in (("train", 8), ("test", 4)):
-        for level, name in ((40, "dark"), (200, "light")):
-            (root / part / name).mkdir(parents=True)
-            for number in range(count):
-                image = Image.effect_noise((24, 24), 20).point(lambda value, level=level: value // 4 + level)
-                image.convert("RGB").save(root / part / name / f"{number}.png")
-    return root
+    return make_class_folders(root, {"dark": 40, "light": 200}, {"train": 8, "test": 4})
 
 
 @pytest.fixture(scope="module")

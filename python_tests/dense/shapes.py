@@ -50,13 +50,17 @@ def box_of(mask):
     return [int(columns.min()), int(rows.min()), int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1]
 
 
-def make_voc(root, train=12, test=6):
+# Seeds of the pictures in each part.
+TRAIN, TEST = range(12), range(12, 18)
+
+
+def make_voc(root):
     """A VOC folder with the lists trainval and test of boxes, train and val of masks."""
     for name in ("Annotations", "JPEGImages", "SegmentationClass", "ImageSets/Main", "ImageSets/Segmentation"):
         (root / name).mkdir(parents=True)
     for (boxes, masks), seeds in {
-        ("trainval", "train"): range(train),
-        ("test", "val"): range(train, train + test),
+        ("trainval", "train"): TRAIN,
+        ("test", "val"): TEST,
     }.items():
         names = [f"{seed:06d}" for seed in seeds]
         (root / "ImageSets" / "Main" / f"{boxes}.txt").write_text("\n".join(names) + "\n")
@@ -76,10 +80,10 @@ def make_voc(root, train=12, test=6):
     return root
 
 
-def make_coco(root, train=12, test=6):
+def make_coco(root):
     """A COCO folder with the parts train and val, as instances and as keypoints."""
     (root / "annotations").mkdir(parents=True)
-    for part, seeds in {"train": range(train), "val": range(train, train + test)}.items():
+    for part, seeds in {"train": TRAIN, "val": TEST}.items():
         (root / part).mkdir()
         images, annotations = [], []
         for seed in seeds:

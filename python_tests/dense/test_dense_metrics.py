@@ -1,6 +1,5 @@
 """Average precision and intersection over union of cases that are worked out by hand."""
 
-import math
 
 import pytest
 import torch
@@ -109,7 +108,6 @@ def keypoint_result(points, moved):
 def test_keypoints_of_other_data(moved):
     # exp(-d^2 / (2 * 400 * (2 * 0.05)^2)) is 0.607 for d = 2: three of ten thresholds.
     result = keypoint_result([[5, 5, 2], [10, 5, 1], [15, 5, 2], [0, 0, 0]], moved)
-    assert math.exp(-(2**2) / (2 * 400 * 0.1**2)) == pytest.approx(0.607, abs=1e-3)
     expected = (1, 1, 1) if moved == 0 else (0.3, 1, 0)
     assert tuple(result.values()) == pytest.approx(expected)
 

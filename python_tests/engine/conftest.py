@@ -3,6 +3,8 @@
 import pytest
 
 from iecl_fast.cli import main
+from iecl_fast.engine.checkpoint import load_checkpoint
+from iecl_fast.engine.run import Run
 from small_runs import SMALL_RUN
 
 
@@ -14,6 +16,19 @@ def small_run(tmp_path):
         return ["pretrain", "--output", str(tmp_path / name), *SMALL_RUN, *overrides]
 
     return arguments
+
+
+@pytest.fixture
+def states(monkeypatch):
+    """From step to the checkpoint that a run wrote there, as it was before the next one."""
+    found, original = {}, Run.save
+
+    def save(run):
+        original(run)
+        found[run.step] = load_checkpoint(run.folder.checkpoint)
+
+    monkeypatch.setattr(Run, "save", save)
+    return found
 
 
 @pytest.fixture(scope="package")

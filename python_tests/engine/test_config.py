@@ -11,6 +11,7 @@ from iecl_fast.engine.config import (
     differences,
     for_method,
     merge,
+    override,
     parse_override,
     read_recipe,
     recipes,
@@ -201,10 +202,7 @@ def test_keys_are_listed_as_they_are_typed():
     lines = describe_keys()
     assert "data.name=digits" in lines
     assert "output=null" in lines
-    overrides = {}
-    for line in lines:
-        overrides = merge(overrides, parse_override(line))
-    assert resolve(overrides) == resolve(read_recipe("digits"))
+    assert resolve(override({}, lines)) == resolve(read_recipe("digits"))
 
 
 def test_a_data_folder_is_kept_by_its_full_path(tmp_path, monkeypatch):

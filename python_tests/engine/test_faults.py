@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from PIL import Image
 
+from class_folders import make_class_folders
 from iecl_fast.cli import main
 from iecl_fast.data import Readable
 from iecl_fast.engine import faults
@@ -18,7 +18,6 @@ from iecl_fast.engine.checkpoint import load_checkpoint
 from iecl_fast.engine.errors import RunError
 from iecl_fast.engine.faults import Faults
 from iecl_fast.engine.logging import RunLog, read_metrics
-from iecl_fast.engine.run import Run
 from iecl_fast.ssl import InstanceDiscrimination, MoCo
 from test_pretrain import assert_same_run, kill_at, result, weights
 
@@ -28,13 +27,7 @@ BROKEN = ("train/dark/3.png", "train/light/5.png", "test/dark/1.png")
 @pytest.fixture
 def photos(tmp_path):
     """Images in class folders; two for training are damaged, one cut short and one no image, and one for testing."""
-    root = tmp_path / "photos"
-    for part, count in (("train", 12), ("test", 6)):
-        for level, name in ((40, "dark"), (200, "light")):
-            (root / part / name).mkdir(parents=True)
-            for number in range(count):
-                image = Image.effect_noise((24, 24), 20).point(lambda value, level=level: value // 4 + level)
-                image.convert("RGB").save(root / part / name / f"{number}.png")
+    root = make_class_folders(tmp_path / "photos", {"dark": 40, "light": 200}, {"train": 12, "test": 6})
     for name in BROKEN:
         content = (root / name).read_bytes()
         (root / name).write_bytes(b"no image" if "5" in name else content[: len(content) // 2])
@@ -180,15 +173,7 @@ def test_nan_between_logged_steps_reaches_no_checkpoint(small_run, whole_run, tm
 @pytest.mark.parametrize(
     ("method", "where"), [(MoCo, "views"), (MoCo, "gradient"), (InstanceDiscrimination, "views")], ids=str
 )
-def test_a_skipped_step_leaves_all_as_it_was(small_run, tmp_path, monkeypatch, capsys, method, where):
-    states = {}
-
-    def save(self):
-        original(self)
-        states[self.step] = load_checkpoint(self.folder.checkpoint)
-
-    original = Run.save
-    monkeypatch.setattr(Run, "save", save)
+def test_a_skipped_step_leaves_all_as_it_was(small_run, states, tmp_path, monkeypatch, capsys, method, where):
     poison(monkeypatch, method, {4, 5}, where)
     overrides = ["trainer.nan_loss=skip", "trainer.checkpoint_steps=1", "trainer.epochs=2", "optimizer.momentum=0.9"]
     if method is InstanceDiscrimination:

@@ -10,7 +10,7 @@ import yaml
 
 from iecl_fast.cli import main
 from iecl_fast.engine import sweep as module
-from iecl_fast.engine.config import merge, parse_override, read_recipe
+from iecl_fast.engine.config import override, read_recipe
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.engine.logging import RunLog
 from iecl_fast.engine.sweep import format_table
@@ -23,9 +23,8 @@ def configs(tmp_path_factory):
     """Two small recipes that differ in the temperature."""
     folder = tmp_path_factory.mktemp("configs")
     for name, temperature in (("warm", 0.5), ("cold", 0.1)):
-        mapping = read_recipe("digits_moco")
-        for text in (*SMALL_RUN[2:], f"method.temperature={temperature}", "trainer.epochs=1"):
-            mapping = merge(mapping, parse_override(text))
+        overrides = (*SMALL_RUN[2:], f"method.temperature={temperature}", "trainer.epochs=1")
+        mapping = override(read_recipe("digits_moco"), overrides)
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(mapping))
     return [str(folder / f"{name}.yaml") for name in ("warm", "cold")]
 

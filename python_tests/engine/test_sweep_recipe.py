@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from iecl_fast.cli import main
 from iecl_fast.engine import sweep as module
 from iecl_fast.engine.accuracy_picture import draw_accuracies
-from iecl_fast.engine.config import differences, merge, parse_override, read_recipe, resolve
+from iecl_fast.engine.config import differences, merge, override, read_recipe, resolve
 from iecl_fast.engine.errors import RunError, UsageError
 from iecl_fast.engine.sweep_recipe import Axis, read_sweep, sweeps
 from small_runs import SMALL_RUN
@@ -42,9 +42,7 @@ def test_a_packaged_sweep_varies_its_key_alone(name):
 def small(tmp_path_factory):
     """A sweep of two sets on a small run."""
     folder = tmp_path_factory.mktemp("sweeps")
-    layer = {}
-    for text in (*SMALL_RUN[2:], "trainer.epochs=1", "data.limit=16"):
-        layer = merge(layer, parse_override(text))
+    layer = override({}, (*SMALL_RUN[2:], "trainer.epochs=1", "data.limit=16"))
     sweep = {"configs": {"MoCo": "digits_moco"}, "key": "views.set", "values": ["full", "crop_only"]}
     (folder / "sets.yaml").write_text(yaml.safe_dump({"sweep": sweep, **layer}))
     return folder / "sets.yaml"

@@ -5,7 +5,7 @@ import torch
 
 from checkpoints import write_checkpoint
 from iecl_fast.engine import build
-from iecl_fast.engine.config import merge, parse_override, read_recipe, resolve
+from iecl_fast.engine.config import override, read_recipe, resolve
 
 
 @pytest.fixture(scope="session")
@@ -13,10 +13,8 @@ def make_run(tmp_path_factory):
     """A run folder with a checkpoint, and the backbone that is in it, for a recipe and overrides."""
 
     def make(recipe="digits_moco", *overrides):
-        mapping = read_recipe(recipe)
-        for text in ("encoder.width=2", "method.dim=8", "trainer.batch_size=8", *overrides):
-            mapping = merge(mapping, parse_override(text))
-        config = resolve(mapping)
+        small = ("encoder.width=2", "method.dim=8", "trainer.batch_size=8")
+        config = resolve(override(read_recipe(recipe), (*small, *overrides)))
         torch.manual_seed(0)
         method = build.method(config, total_steps=1, batch_size=8, num_images=24)
         size = config.views["image_size"]

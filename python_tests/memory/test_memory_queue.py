@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from iecl_fast.memory import MemoryQueue, gather_rows
 
 
-def numbered(start, count, dim=2):
-    """Keys that can be told apart: row i holds the number start + i."""
-    return torch.arange(start, start + count).float()[:, None].expand(count, dim)
+def numbered(start, count):
+    """Keys (count, 2) that can be told apart: row i holds the number start + i."""
+    return torch.arange(start, start + count).float()[:, None].expand(count, 2)
 
 
 def in_order(queue):

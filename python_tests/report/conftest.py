@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import yaml
-from PIL import Image
 
+from class_folders import make_class_folders
 from iecl_fast.cli import main
 
 CLASSES = {"<b>dark": 30, 'grey & "fog"': 120, "light": 210}
@@ -25,15 +25,7 @@ TINY = [
 
 @pytest.fixture(scope="package")
 def images(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data") / "images"
-    for part, count in (("train", 8), ("test", 6)):
-        for name, level in CLASSES.items():
-            folder = root / part / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                noise = Image.effect_noise((24, 24), 20).point(lambda value, level=level: value // 5 + level)
-                noise.convert("RGB").save(folder / f"{number}.png")
-    return root
+    return make_class_folders(tmp_path_factory.mktemp("data") / "images", CLASSES, {"train": 8, "test": 6})
 
 
 @pytest.fixture(scope="package")

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accuracy import assert_as_accurate
@@ -12,7 +11,7 @@ from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import dispatch, plans, reference
 from ring.cases import KINDS, layouts, query_and_keys
 from ring.interpreter import cpu_sample, serve_cpu_tensors, small_tiles  # noqa: F401
-from ring.loss_checks import check_finite, check_infinite_query, check_tied_keys
+from ring.loss_checks import check_accuracy, check_autocast, check_finite, check_infinite_query, check_tied_keys
 
 DTYPES = (torch.float32, torch.float16)  # the interpreter's bfloat16 is not the GPU's
 RINGS = ((0, 100), (90, 99), (0, 50), (55, 100))
@@ -79,40 +78,11 @@ def test_a_mixed_exclude_needs_rings_of_one_size():
     ring_info_nce(query, query, keys, lower=50, upper=100, exclude=exclude)
 
 
-def plain_loss(query, positive_key, keys, temperature, mask):
-    positive = torch.einsum("nc,nc->n", query, positive_key)[:, None]
-    logits = torch.cat([positive, torch.einsum("nc,kc->nk", query, keys)], dim=1) / temperature.to(query.dtype)
-    logits = logits.masked_fill(~F.pad(mask, (1, 0), value=True), -torch.inf)
-    return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long), reduction="none")
-
-
-def losses_and_gradients(loss, inputs, weights):
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    values = loss(*leaves)
-    return values, *torch.autograd.grad((values * weights.to(values.dtype)).sum(), leaves)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 @pytest.mark.parametrize("size", [(20, 700, 20), (3, 700, 40)], ids=str)
 def test_as_accurate_as_plain_pytorch(ring, size, dtype):
-    query, keys = query_and_keys("unit", *size, dtype)
-    positive_key = F.normalize(query.float() + torch.randn_like(query.float()) / 4, dim=1).to(dtype)
-    inputs = (query, positive_key, keys, torch.tensor(0.2))
-    weights = torch.rand(size[0]) + 0.5
-    mask = reference.member_mask(reference.similarity(query, keys), *ring)
-    result = losses_and_gradients(
-        lambda q, p, k, t: ring_info_nce(q, p, k, lower=ring[0], upper=ring[1], temperature=t, reduction="none"),
-        inputs,
-        weights,
-    )
-    expected = losses_and_gradients(
-        lambda q, p, k, t: plain_loss(q, p, k, t, mask), [tensor.double() for tensor in inputs], weights
-    )
-    plain = losses_and_gradients(lambda q, p, k, t: plain_loss(q, p, k, t, mask), inputs, weights)
-    for name, *values in zip(("loss", "query", "positive_key", "keys", "temperature"), result, expected, plain):
-        assert values[1].abs().max() > 1e-3, f"{name} does not depend on the ring"
-        assert_as_accurate(*values)
+    check_accuracy(ring, size, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -298,11 +268,7 @@ def test_compiles_without_a_graph_break():
 
 
 def test_autocast_changes_nothing():
-    query, keys = query_and_keys("unit", 4, 60, 6, torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = ring_info_nce(query, query, keys), ring_sample(query, keys, 10, 90)
-    assert torch.equal(inside[0], ring_info_nce(query, query, keys))
-    assert torch.equal(inside[1], ring_sample(query, keys, 10, 90))
+    check_autocast()
 
 
 def test_a_long_queue_takes_one_row_at_a_time(monkeypatch):

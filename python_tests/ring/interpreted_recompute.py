@@ -10,6 +10,7 @@ from iecl_fast.ring import dispatch, plan_recompute, plans, reference, ring_rank
 from ring.cases import KINDS, layouts, query_and_keys
 from ring.interpreted_selection import install_mutant, sorted_select
 from ring.interpreter import serve_cpu_tensors, small_tiles  # noqa: F401
+from ring.loss_checks import losses_and_gradients, plain_loss
 
 serve_cpu_tensors()
 
@@ -88,30 +89,23 @@ def test_boundaries_are_exact(spy, kind):
             assert right.all(), "no bracket should miss"
 
 
-def plain_loss(query, positive_key, keys, temperature, mask):
-    positive = torch.einsum("nc,nc->n", query, positive_key)[:, None]
-    logits = torch.cat([positive, torch.einsum("nc,kc->nk", query, keys)], dim=1) / temperature.to(query.dtype)
-    logits = logits.masked_fill(~F.pad(mask, (1, 0), value=True), -torch.inf)
-    return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long), reduction="none")
-
-
 def check_accuracy(inputs, ring, exclude=None):
     """Loss and the gradients of query, positive and temperature by the rule of accuracy.py."""
-    query, _, keys, _ = inputs
+    query, positive_key, keys, temperature = inputs
     mask = reference.member_mask(reference.similarity(query, keys), *ring, exclude)
-    results = []
-    for cast, loss in (
-        (lambda t: t, lambda q, p, k, t: ring_info_nce(
-            q, p, k, lower=ring[0], upper=ring[1], temperature=t, exclude=exclude, reduction="none")),
-        (lambda t: t.double(), lambda q, p, k, t: plain_loss(q, p, k, t, mask)),
-        (lambda t: t, lambda q, p, k, t: plain_loss(q, p, k, t, mask)),
-    ):  # fmt: skip
-        q, p, k, t = (cast(tensor.detach().clone()) for tensor in inputs)
-        leaves = [tensor.requires_grad_() for tensor in (q, p, t)]
-        values = loss(q, p, k, t)
-        results.append((values.detach(), *torch.autograd.grad(values.sum(), leaves)))
-    for result, expected, plain in zip(*results):
-        assert_as_accurate(result, expected, plain)
+    options = {"lower": ring[0], "upper": ring[1], "exclude": exclude, "reduction": "none"}
+
+    def of(loss, dtype=None):
+        leaves = [tensor.to(dtype) for tensor in (query, positive_key, temperature)]
+        own_keys = keys.to(dtype)
+        return losses_and_gradients(lambda q, p, t: loss(q, p, own_keys, t), leaves, torch.ones(len(query)))
+
+    def plain(q, p, k, t):
+        return plain_loss(q, p, k, t, mask)
+
+    result = of(lambda q, p, k, t: ring_info_nce(q, p, k, temperature=t, **options))
+    for values in zip(result, of(plain, torch.float64), of(plain)):
+        assert_as_accurate(*values)
 
 
 @pytest.mark.parametrize("ring", [(0, 100), (90, 99), (0, 50), (55, 100)], ids=str)

@@ -2,15 +2,9 @@
 
 import device_checks
 import pytest
-import simt_ring
 import torch
 from similarities import KINDS, boundaries_of_ranks
 from simt_ring import DTYPES, Kernels
-
-
-@pytest.fixture(scope="module")
-def simt():
-    return simt_ring.module()
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -2,17 +2,11 @@
 
 import device_checks
 import pytest
-import simt_ring
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from similarities import KINDS, boundaries_of_ranks
 from simt_ring import Kernels
-
-
-@pytest.fixture(scope="module")
-def simt():
-    return simt_ring.module()
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -7,59 +7,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from accuracy import assert_as_accurate, joined
 from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import reference
 from ring.cases import DTYPES, layouts, query_and_keys
-from ring.loss_checks import check_finite, check_infinite_query, check_tied_keys
+from ring.loss_checks import check_accuracy, check_finite, check_infinite_query, check_tied_keys
+from torch_threads import torch_threads
 
 RINGS = ((0, 100), (90, 99), (0, 50), (20, 21), (55, 100))
-
-
-def plain_loss(query, positive_key, keys, temperature, mask):
-    """MoCo's loss as everyone writes it, all in the dtype of its inputs."""
-    positive = torch.einsum("nc,nc->n", query, positive_key)[:, None]
-    logits = torch.cat([positive, torch.einsum("nc,kc->nk", query, keys)], dim=1) / temperature.to(query.dtype)
-    logits = logits.masked_fill(~F.pad(mask, (1, 0), value=True), -torch.inf)
-    return F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long), reduction="none")
-
-
-def losses_and_gradients(loss, inputs, weights):
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    values = loss(*leaves)
-    return values.detach(), *torch.autograd.grad((values * weights.to(values.dtype)).sum(), leaves)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [(7, 300, 20), (5, 9000, 16)], ids=str)
 @pytest.mark.parametrize("ring", RINGS, ids=str)
 def test_as_accurate_as_plain_pytorch(ring, size, dtype):
-    runs = zip(*(ours_exact_and_plain(ring, size, dtype) for _ in range(8)))
-    for name, *values in zip(("loss", "query", "positive_key", "keys", "temperature"), *map(joined, runs), strict=True):
-        assert values[0].dtype == (torch.float32 if name in ("loss", "temperature") else dtype)
-        assert values[1].abs().max() > 1e-3, f"{name} does not depend on the ring"
-        assert_as_accurate(*values)
-
-
-def ours_exact_and_plain(ring, size, dtype):
-    query, keys = query_and_keys("unit", *size, dtype)
-    positive_key = F.normalize(query.float() + torch.randn_like(query.float()) / 4, dim=1).to(dtype)
-    temperature = torch.tensor(0.2)
-    # Each row weighs differently and each term matters: the gradients of all four inputs differ from zero.
-    weights = torch.rand(size[0]) + 0.5
-    mask = reference.member_mask(reference.similarity(query, keys), *ring)
-
-    inputs = (query, positive_key, keys, temperature)
-    result = losses_and_gradients(
-        lambda q, p, k, t: ring_info_nce(q, p, k, lower=ring[0], upper=ring[1], temperature=t, reduction="none"),
-        inputs,
-        weights,
-    )
-    expected = losses_and_gradients(
-        lambda q, p, k, t: plain_loss(q, p, k, t, mask), [tensor.double() for tensor in inputs], weights
-    )
-    plain = losses_and_gradients(lambda q, p, k, t: plain_loss(q, p, k, t, mask), inputs, weights)
-    return result, expected, plain
+    check_accuracy(ring, size, dtype, draws=8)
 
 
 def test_definition_has_the_right_gradients():
@@ -228,15 +189,11 @@ def run(ring=(90, 99), shape=(70, 6000, 40)):
 
 @pytest.mark.parametrize("ring", [(90, 99), (0, 100)], ids=str)
 def test_same_bits_on_any_number_of_threads_and_in_every_run(ring):
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with torch_threads(1):
         expected = run(ring)
-        for threads in (1, 2, 4, *[2] * 17):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 4, *[2] * 17):
+        with torch_threads(threads):
             assert all(map(torch.equal, run(ring), expected))
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_other_rows_of_the_batch_do_not_change_a_row():

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from fuzz import DTYPES, KINDS, TAME, laid_out, percentiles, tensors, values
 from iecl_fast import ring_info_nce, ring_sample
 from iecl_fast.ring import reference
+from torch_threads import torch_threads
 
 U = 2.0**-24  # half the distance of float32 numbers at 1
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with torch_threads(1):
+        yield
 
 
 def ranks_of(lower, upper, num_keys):

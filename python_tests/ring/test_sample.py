@@ -5,6 +5,7 @@ from accuracy import assert_as_accurate, joined
 from iecl_fast import ring_sample
 from iecl_fast.ring import reference, ring_ranks
 from ring.cases import DTYPES, KINDS, layouts, query_and_keys
+from torch_threads import torch_threads
 
 PERCENTILES = ((0, 100), (90, 99), (0, 50), (50, 100), (33.3, 33.8))
 
@@ -188,10 +189,8 @@ def test_no_queries():
 @pytest.mark.parametrize("channels", [1, 7, 8, 16, 17, 300, 1000])
 def test_any_number_of_channels(channels):
     query, keys = query_and_keys("random", 11, 130, channels, torch.float32)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # torch's product is at its most accurate then
-    plain = query @ keys.T
-    torch.set_num_threads(threads)
+    with torch_threads(1):  # torch's product is at its most accurate then
+        plain = query @ keys.T
     result = all_similarities(query, keys)
     assert_as_accurate(result, query.double() @ keys.double().T, plain)
 

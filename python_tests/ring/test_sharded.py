@@ -11,7 +11,7 @@ from accuracy import assert_as_accurate, joined
 from iecl_fast import ring_sample
 from iecl_fast.ring import agreement, reference, shard, sharded
 from ring.cases import DTYPES, KINDS, query_and_keys
-from ring.test_info_nce import plain_loss
+from ring.loss_checks import losses_and_gradients, plain_loss
 from ring.threaded_ranks import run_on_threads
 
 NO_KERNELS = pytest.mark.filterwarnings("ignore:iecl_fast.ring.sharded has no kernel")
@@ -159,12 +159,6 @@ def test_the_ring_is_the_same_set(kind, sizes, monkeypatch):
         run_on_threads(monkeypatch, on_rank, len(sizes))
         mask = torch.cat([mask for _, mask in sorted(masks, key=lambda item: item[0])], dim=1)
         assert torch.equal(mask, reference.member_mask(similarities, *ring, exclude))
-
-
-def losses_and_gradients(loss, inputs, weights):
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    values = loss(*leaves)
-    return values.detach(), *torch.autograd.grad((values * weights.to(values.dtype)).sum(), leaves)
 
 
 @NO_KERNELS

@@ -1,14 +1,13 @@
 import pytest
-import torch
+
+from torch_threads import torch_threads
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     """Small problems gain nothing from more, and wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(autouse=True)

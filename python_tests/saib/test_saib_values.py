@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from accuracy import assert_as_accurate, joined
 from iecl_fast.saib import reference, saib
 from saib.problems import Problem, output_and_gradients
+from torch_threads import torch_threads
 
 NAMES = ("output", "x", "position", "w1", "w2", "w3", "w4")
 PROBLEMS = [
@@ -198,8 +199,8 @@ def test_same_bits_in_every_run_on_any_number_of_threads(problem):
     tensors = problem.tensors()
     results = []
     for threads in (1, 2, 3, 1, 2):
-        torch.set_num_threads(threads)
-        results.append(output_and_gradients(problem.ours, tensors))
+        with torch_threads(threads):
+            results.append(output_and_gradients(problem.ours, tensors))
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
 

@@ -30,14 +30,14 @@ def torch_loop(model, **options):
     return model
 
 
-def twins(seed=0, make=network):
+def twins(make=network):
     """The same network normalised by iecl_fast and by torch, from the same random numbers."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     ours = make()
     theirs = copy.deepcopy(ours)
-    torch.manual_seed(seed + 1)
+    torch.manual_seed(1)
     handle = spectral_norm(ours)
-    torch.manual_seed(seed + 1)
+    torch.manual_seed(1)
     torch_loop(theirs)
     return ours, theirs, handle
 

@@ -15,17 +15,16 @@ from torch.nn.utils import parametrizations
 from fuzz import DTYPES, laid_out
 from iecl_fast import remove_spectral_norm, spectral_norm
 from iecl_fast.spectral import reference
+from torch_threads import torch_threads
 
 U = 2.0**-24
 operators = torch.ops.iecl_fast
 
 
 @pytest.fixture(autouse=True, scope="module")
-def on_one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def one_thread():
+    with torch_threads(1):
+        yield
 
 
 @st.composite

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from accuracy import assert_as_accurate
 from iecl_fast.spectral import reference
+from torch_threads import torch_threads
 
 spectral_norm = torch.ops.iecl_fast.spectral_norm
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -195,15 +196,12 @@ def test_every_float16_survives():
 def test_same_bits_on_any_number_of_threads():
     weights, vectors = problem()
     slopes = [torch.randn_like(weight) for weight in weights]
-    results, threads = [], torch.get_num_threads()
-    try:
-        for count in (1, 2, 2, 5):
-            torch.set_num_threads(count)
+    results = []
+    for count in (1, 2, 2, 5):
+        with torch_threads(count):
             normalised, new_vectors, sigma = spectral_norm(weights, vectors, 2, 1e-12, True)
             slope = torch.ops.iecl_fast.spectral_norm_gradient(slopes, weights, new_vectors, sigma)
-            results.append([*normalised, new_vectors, sigma, *slope])
-    finally:
-        torch.set_num_threads(threads)
+        results.append([*normalised, new_vectors, sigma, *slope])
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from iecl_fast.entropy import effective_rank, gaussian_entropy, gaussian_kl, knn_entropy, uniformity
 from iecl_fast.ring import RingSchedule, ring_info_nce
@@ -205,23 +204,11 @@ def test_resume_from_the_state_dict_is_exact():
     assert_same_state(whole, resumed)
 
 
-class Wide(nn.Module):
-    """A linear backbone as wide as the image, which can keep or drop every pixel."""
-
-    feature_dim = 48
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(48, 48)
-
-    def forward(self, images):
-        return self.linear(images.flatten(1))
-
-
 def rank_after_training(**weights):
     """The views share two factors and differ in all else, so what tells the images apart has two dimensions."""
     torch.manual_seed(0)
-    method = IECL(Wide(), dim=16, head="linear", num_keys=64, momentum=0.9, spectral=False, saib=Block(), **weights)
+    wide = Flat(48)  # as wide as the image: it can keep or drop every pixel
+    method = IECL(wide, dim=16, head="linear", num_keys=64, momentum=0.9, spectral=False, saib=Block(), **weights)
     optimizer = torch.optim.SGD(method.parameter_groups(1e-2), lr=0.05, momentum=0.9)
     directions = torch.linalg.qr(torch.randn(48, 2)).Q.T
     for _ in range(300):

@@ -11,6 +11,7 @@ from torch import nn
 
 from iecl_fast import SAIB, MemoryQueue, ring_info_nce
 from iecl_fast.entropy import gaussian_entropy
+from torch_threads import torch_threads
 
 pytest.importorskip("lightly", reason="lightly is not installed: pip install '.[lightly]'")
 from lightly.loss import NTXentLoss
@@ -24,10 +25,8 @@ STEPS = 30
 @pytest.fixture(autouse=True)
 def one_thread():
     """Networks this small gain nothing from more, and wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 class Model(nn.Module):

@@ -18,6 +18,7 @@ from iecl_fast.ring import RingSchedule
 from iecl_fast.ssl import LabBackbone, build_method
 from iecl_fast.ssl.gather import gather_rows_with_gradient, own_buffers
 from ranks import run_on_group_sizes
+from torch_threads import torch_threads
 from toys import Normed
 
 WORLD_SIZES = (2, 3)
@@ -178,10 +179,8 @@ def train_all(rank):
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """Rounding errors are compared: those of one process must not depend on the machine's cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def problem(kind, num_keys, dtype):
     return *query_and_keys(kind, QUERIES, num_keys, 6, dtype), torch.randint(-1, num_keys, (QUERIES,))
 
 
-def rings(functions, query, keys, exclude, loss_only=False):
+def rings(functions, query, keys, exclude):
     """Losses with the gradient of their sum, and draws with those of theirs, each of one query set."""
     info_nce, sample = functions
     leaf = query.clone().requires_grad_()

@@ -5,13 +5,12 @@ from torch import nn
 
 
 class Flat(nn.Module):
-    """A backbone without BatchNorm: one linear layer on the pixels of a (3, 4, 4) image."""
+    """A backbone without BatchNorm: one linear layer on the 48 pixels of a (3, 4, 4) image."""
 
-    feature_dim = 24
-
-    def __init__(self):
+    def __init__(self, feature_dim=24):
         super().__init__()
-        self.linear = nn.Linear(48, 24)
+        self.feature_dim = feature_dim
+        self.linear = nn.Linear(48, feature_dim)
 
     def forward(self, images):
         return self.linear(images.flatten(1))

@@ -34,12 +34,13 @@ class Stages(nn.Module):
         return outputs
 
 
-def measure_stages(backbone, side=64):
-    """Channels and stride in pixels of each stage of a backbone, as an image of that side shows them.
+def measure_stages(backbone):
+    """Channels and stride in pixels of each stage of a backbone, as a small image shows them.
 
     Returns:
         list of (channels, stride), one for each of the four stages.
     """
+    side = 64
     images = torch.zeros(1, 3, side, side, device=backbone.conv1.weight.device)
     with frozen(backbone):
         return [(output.shape[1], side // output.shape[3]) for output in Stages(backbone)(images)]
