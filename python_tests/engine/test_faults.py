@@ -80,7 +80,7 @@ def test_each_image_is_named_once_and_the_limit_lists_them(capsys):
     found.note(["a.png: bad"])
     found.agree()
     lines = capsys.readouterr().err.splitlines()
-    assert [line.rpartition("place: ")[2] for line in lines] == ["a.png: bad", "b.png: bad"]
+    assert [line.rpartition("left out: ")[2] for line in lines] == ["a.png: bad", "b.png: bad"]
     restored = Faults(OneProcess(), max_unreadable=2)
     restored.load_state_dict(found.state_dict())
     restored.note(["b.png: bad", "c.png: bad"])
