@@ -18,7 +18,7 @@ from iecl_fast.engine.logging import read_metrics
 # By case: exit status, pattern of the only sentence (None: there is none), step of the checkpoint.
 EXPECTED = {
     "full disk": (1, "last.ckpt: File too large; the checkpoint of step 2 is kept", 2),
-    "unreadable": (1, "an image cannot be read: OSError: ", 2),
+    "unreadable": (1, "an image cannot be read: 5.png: ", 2),
     "worker killed": (1, "a process that loads images has ended: ", 2),
     "first killed": (-9, None, 2),  # the shell says it
     "second killed": (1, "process 1 of the run was ended by SIGKILL|another process of the run has ended", 2),

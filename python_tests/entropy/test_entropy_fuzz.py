@@ -23,9 +23,9 @@ ESTIMATORS = {
 
 
 @st.composite
-def features(draw, dtype=torch.float64, special=False, columns=None):
+def features(draw, dtype=torch.float64, kinds=KINDS, special=False, columns=None):
     shape = draw(st.integers(2, 12)), draw(st.integers(1, 10)) if columns is None else columns
-    return draw(tensors(shape, dtype, KINDS, special))
+    return draw(tensors(shape, dtype, kinds, special))
 
 
 def log_det(matrix):

@@ -284,7 +284,7 @@ def test_a_backbone_of_two_networks_is_refused(make_run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["export", "--format", "torchvision"], "required: DIR"),
+        (["export", "--format", "torchvision"], "required: FILE|DIR"),
         (["export", "."], "required: --format"),
         (["export", ".", "--format", "torchvison"], "did you mean torchvision?"),
         (["export", ".", "--format", "torchvision"], "there is no checkpoint checkpoints/last.ckpt"),
