@@ -105,7 +105,7 @@ class Group:
 
 
 def gather(paths):
-    """The runs in folders, in the order given; what is given twice is taken once.
+    """The runs in folders, in the order given; what is given twice is taken once, a recipe's seeds make one group.
 
     Args:
         paths: run folders, folders that hold some, as that of `iecl-fast sweep`, folders of `iecl-fast evaluate`.
@@ -116,7 +116,7 @@ def gather(paths):
     Raises:
         UsageError: a folder is not there, or is none of these.
     """
-    members, evaluated, seen = [], [], set()
+    members, evaluated, seen = {}, [], set()
     for path in map(Path, paths):
         if (path / "config.yaml").is_file():
             found = [([path], 1)]
@@ -133,7 +133,8 @@ def gather(paths):
             new = [folder for folder in folders if folder.resolve() not in seen]
             seen.update(folder.resolve() for folder in new)
             if new:
-                members.append((new, depth))
+                members.setdefault(_named_after(new[0]).resolve(), ([], depth))[0].extend(new)
+    members = [(sorted(folders, key=_by_seed), depth) for folders, depth in members.values()]
     names = _distinct_names([(Path(os.path.abspath(_named_after(folders[0]))), depth) for folders, depth in members])
     runs = [[read_run(folder) for folder in folders] for folders, _ in members]
     loose = [

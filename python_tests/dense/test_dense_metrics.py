@@ -1,6 +1,5 @@
 """Average precision and intersection over union of cases that are worked out by hand."""
 
-
 import pytest
 import torch
 

@@ -47,6 +47,15 @@ def test_gathering_runs_sweeps_and_recipes(runs):
         assert [group.name for group in gather([folder])[0]] == names
 
 
+def test_seeds_given_one_by_one_are_one_group(runs):
+    seeds = sorted((runs / "sweep" / "warm").iterdir(), reverse=True)
+    assert len(seeds) > 1
+    (group,), _ = gather(seeds)
+    assert group.name == "warm"
+    assert [run.seed for run in group.runs] == sorted(run.seed for run in group.runs)
+    assert {run.folder.path for run in group.runs} == set(seeds)
+
+
 def test_a_sweep_over_values_is_in_the_order_it_was_asked_for(runs, tmp_path):
     values = ("ten", "nine", "0.1")
     for value in values:
