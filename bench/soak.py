@@ -18,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from iecl_fast.engine.checkpoint import load_checkpoint
+from iecl_fast.engine.figures import png_figure
 from iecl_fast.engine.folder import RunFolder
 from iecl_fast.engine.logging import read_metrics
 
@@ -172,26 +171,24 @@ def markdown(samples: list[Sample]) -> str:
 
 def draw(samples: list[Sample], path: Path) -> None:
     """Memory, files and threads, and both rates over the minutes, as a PNG file."""
-    figure = Figure(figsize=(11, 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    memory, counts, rates = figure.subplots(1, 3)
-    minutes = [sample.seconds / 60 for sample in samples]
-    memory.plot(minutes, [sample.rss for sample in samples])
-    memory.set(title="resident memory, MiB", ylim=(0, None))
-    for name in ("files", "threads"):
-        counts.plot(minutes, [getattr(sample, name) for sample in samples], label=name)
-    counts.set(title="open files, threads", ylim=(0, None))
-    for clock, label in (("seconds", "each second"), ("cpu", "each CPU second")):
-        spans = _spans(samples)
-        rates.plot([span[1].seconds / 60 for span in spans], [_rate(*span, clock) for span in spans], label=label)
-    rates.set(title="steps", ylim=(0, None))
-    for axes in (memory, counts, rates):
-        axes.axvspan(0, WARM_UP * minutes[-1], color="grey", alpha=0.15)
-        axes.set_xlabel("minutes")
-        axes.grid(alpha=0.3)
-    counts.legend(fontsize=8)
-    rates.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    with png_figure(path, size=(11, 3.2), dpi=120) as figure:
+        memory, counts, rates = figure.subplots(1, 3)
+        minutes = [sample.seconds / 60 for sample in samples]
+        memory.plot(minutes, [sample.rss for sample in samples])
+        memory.set(title="resident memory, MiB", ylim=(0, None))
+        for name in ("files", "threads"):
+            counts.plot(minutes, [getattr(sample, name) for sample in samples], label=name)
+        counts.set(title="open files, threads", ylim=(0, None))
+        for clock, label in (("seconds", "each second"), ("cpu", "each CPU second")):
+            spans = _spans(samples)
+            rates.plot([span[1].seconds / 60 for span in spans], [_rate(*span, clock) for span in spans], label=label)
+        rates.set(title="steps", ylim=(0, None))
+        for axes in (memory, counts, rates):
+            axes.axvspan(0, WARM_UP * minutes[-1], color="grey", alpha=0.15)
+            axes.set_xlabel("minutes")
+            axes.grid(alpha=0.3)
+        counts.legend(fontsize=8)
+        rates.legend(fontsize=8)
 
 
 def main() -> int:
